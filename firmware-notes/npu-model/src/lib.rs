@@ -1,0 +1,1 @@
+//! A software NPU: driver rules, firmware and array behind the driver's door.

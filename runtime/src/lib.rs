@@ -1,0 +1,1 @@
+//! Qwen3.5 on the NPU: bundles, kernels, submission queues, the model, chat.

@@ -1,0 +1,1 @@
+//! End-to-end tests, and the table of driver cases.
