@@ -1,3 +1,43 @@
-//! The one door for developers: cargo xtask check | ....
+//! The one door for developers: `cargo xtask check | abi | synth-bundle`.
 
-fn main() {}
+mod check;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask <command>
+
+  check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
+                     fmt clippy docs tests notes hygiene readme
+  help               this text
+";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let command = arguments.next().unwrap_or_else(|| OsString::from("help"));
+    let rest: Vec<OsString> = arguments.collect();
+    let result = match command.to_string_lossy().as_ref() {
+        "check" => check::run(&rest),
+        "help" | "--help" | "-h" => {
+            print(HELP);
+            Ok(true)
+        }
+        other => Err(format!("unknown command {other:?}: try `cargo xtask help`")),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The one place that writes to stdout; a reader that has gone away is not an error.
+fn print(text: &str) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,211 @@
+//! `cargo xtask check`: the stages that have to pass before a change lands, one after another, timed.
+//!
+//! A stage passes, fails or is skipped for a stated reason. The last line counts: every test of the `tests` stage is
+//! one, and so is each of the other stages.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+mod hygiene;
+mod notes;
+mod readme;
+
+/// How a stage ended.
+enum Outcome {
+    Pass(Tally),
+    Fail(Tally, String),
+    Skip(String),
+}
+
+/// What a stage counts.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Tally {
+    const ONE_PASSED: Self = Self { passed: 1, failed: 0, skipped: 0 };
+    const ONE_FAILED: Self = Self { passed: 0, failed: 1, skipped: 0 };
+}
+
+type Stage = fn(&Path) -> Outcome;
+
+/// Cheap stages first: a slip of the formatter should not cost a build.
+const STAGES: [(&str, Stage); 7] = [
+    ("fmt", fmt),
+    ("hygiene", hygiene::run),
+    ("notes", notes::run),
+    ("clippy", clippy),
+    ("docs", docs),
+    ("tests", tests),
+    ("readme", readme::run),
+];
+
+/// Runs the stages named, or all; true where none failed.
+pub(crate) fn run(wanted: &[OsString]) -> Result<bool, String> {
+    for name in wanted {
+        if !STAGES.iter().any(|(stage, _)| name == stage) {
+            let known: Vec<&str> = STAGES.iter().map(|(stage, _)| *stage).collect();
+            return Err(format!("unknown stage {name:?}: there are {}", known.join(", ")));
+        }
+    }
+    let root = root();
+    let mut total = Tally::default();
+    let mut table = String::new();
+    for (name, stage) in STAGES {
+        if !wanted.is_empty() && !wanted.iter().any(|w| w == name) {
+            continue;
+        }
+        crate::print(&format!("==== {name}\n"));
+        let start = Instant::now();
+        let outcome = stage(&root);
+        let seconds = start.elapsed().as_secs_f64();
+        let (tally, line) = match outcome {
+            Outcome::Pass(tally) => (tally, format!("PASS {name:<8} {seconds:7.1} s\n")),
+            Outcome::Fail(tally, why) => (tally, format!("FAIL {name:<8} {seconds:7.1} s  {why}\n")),
+            Outcome::Skip(why) => {
+                (Tally { skipped: 1, ..Tally::default() }, format!("SKIP {name:<8} {seconds:7.1} s  {why}\n"))
+            }
+        };
+        crate::print(&line);
+        table.push_str(&line);
+        total.passed += tally.passed;
+        total.failed += tally.failed;
+        total.skipped += tally.skipped;
+    }
+    crate::print(&format!("\n{table}\n{} passed, {} failed, {} skipped\n", total.passed, total.failed, total.skipped));
+    Ok(total.failed == 0)
+}
+
+/// The repository: the directory above this crate's.
+fn root() -> PathBuf {
+    let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    path.pop();
+    path
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    command.current_dir(root).args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn fmt(root: &Path) -> Outcome {
+    plain(cargo(root, &["fmt", "--all", "--check"]), "run `cargo fmt --all`")
+}
+
+fn clippy(root: &Path) -> Outcome {
+    let arguments = ["clippy", "--quiet", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    plain(cargo(root, &arguments), "see above")
+}
+
+fn docs(root: &Path) -> Outcome {
+    let mut command = cargo(root, &["doc", "--quiet", "--workspace", "--no-deps", "--locked"]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    plain(command, "see above")
+}
+
+/// A command whose exit code is the whole answer.
+fn plain(mut command: Command, hint: &str) -> Outcome {
+    match command.status() {
+        Ok(status) if status.success() => Outcome::Pass(Tally::ONE_PASSED),
+        Ok(status) => Outcome::Fail(Tally::ONE_FAILED, format!("{status}: {hint}")),
+        Err(error) => Outcome::Fail(Tally::ONE_FAILED, format!("{command:?} did not start: {error}")),
+    }
+}
+
+/// All tests, in the dev profile, whose arithmetic crates are optimised: the same build as this tool's own, so that
+/// only the README's release build comes on top.
+fn tests(root: &Path) -> Outcome {
+    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
+    command.stdout(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Outcome::Fail(Tally::ONE_FAILED, format!("cargo test did not start: {error}")),
+    };
+    let mut tally = Tally::default();
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let Ok(line) = line else { break };
+            let line = String::from_utf8_lossy(&line);
+            // Hundreds of `... ok` lines hide the one that matters.
+            if !line.ends_with("... ok") {
+                crate::print(&format!("{line}\n"));
+            }
+            if let Some(counts) = line.strip_prefix("test result: ") {
+                add(&mut tally, counts);
+            }
+        }
+    }
+    match child.wait() {
+        Ok(status) if status.success() && tally.passed > 0 => Outcome::Pass(tally),
+        Ok(status) => {
+            tally.failed = tally.failed.max(1);
+            Outcome::Fail(tally, format!("{status}: {} failed of {}", tally.failed, tally.failed + tally.passed))
+        }
+        Err(error) => Outcome::Fail(Tally::ONE_FAILED, format!("cargo test was lost: {error}")),
+    }
+}
+
+/// Adds `ok. 3 passed; 0 failed; 1 ignored; ...`.
+fn add(tally: &mut Tally, counts: &str) {
+    for part in counts.split([';', '.']) {
+        let mut words = part.split_whitespace();
+        let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+        let Ok(number) = number.parse::<u64>() else { continue };
+        match what {
+            "passed" => tally.passed += number,
+            "failed" => tally.failed += number,
+            "ignored" => tally.skipped += number,
+            _ => {}
+        }
+    }
+}
+
+/// Runs a command with a deadline; its stdout where it ended well, else what went wrong.
+fn timed(command: &mut Command, limit: Duration) -> Result<String, String> {
+    let shown = format!("{command:?}");
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().map_err(|error| format!("{shown} did not start: {error}"))?;
+    let mut stdout = child.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        if let Some(stdout) = stdout.as_mut() {
+            let _ = std::io::Read::read_to_end(stdout, &mut text);
+        }
+        text
+    });
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if start.elapsed() > limit => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("{shown} was still running after {} s", limit.as_secs()));
+            }
+            Ok(None) => std::thread::sleep(Duration::from_millis(50)),
+            Err(error) => return Err(format!("{shown} was lost: {error}")),
+        }
+    };
+    let text = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
+    if status.success() { Ok(text) } else { Err(format!("{shown}: {status}\n{text}")) }
+}
+
+#[cfg(test)]
+mod tests_of_check {
+    use super::*;
+
+    #[test]
+    fn counts_of_a_test_run_add_up() {
+        let mut tally = Tally::default();
+        add(&mut tally, "ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s");
+        add(&mut tally, "FAILED. 2 passed; 5 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.51s");
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (5, 5, 1));
+    }
+}
