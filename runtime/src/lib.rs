@@ -1,1 +1,3 @@
 //! Qwen3.5 on the NPU: bundles, kernels, submission queues, the model, chat.
+
+pub mod image;
