@@ -1,0 +1,1 @@
+//! Matrix kernels over the packed formats.
