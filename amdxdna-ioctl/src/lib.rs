@@ -3,6 +3,7 @@
 //! Source of every number: `include/uapi/drm/amdxdna_accel.h` and `drm.h` of Linux 7.3.4.
 #![deny(unsafe_code)]
 
+pub mod abi;
 #[allow(unsafe_code)]
 mod door;
 
