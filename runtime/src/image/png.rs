@@ -32,21 +32,22 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Rgb, ImageError> {
     let _ = reader.finish();
     let orientation =
         reader.info().exif_metadata.as_ref().map_or(Orientation::Upright, |exif| Orientation::of_tiff(exif));
-    let data = rgb(&raw, color, depth)
+    let clips = reader.info().color_type == ColorType::Grayscale;
+    let data = rgb(&raw, color, depth, clips)
         .ok_or_else(|| ImageError::Damaged { format: "PNG", what: format!("{color:?} of {depth:?} bits") })?;
     Ok(orientation.apply(Rgb { width: width as usize, height: height as usize, data }))
 }
 
-/// Expanded samples to RGB; `None` for what the expansion never leaves.
-fn rgb(raw: &[u8], color: ColorType, depth: BitDepth) -> Option<Vec<u8>> {
+/// Expanded samples to RGB; `None` for what the expansion never leaves. Grey of 16 bits without an alpha channel of its
+/// own is Pillow's mode `I;16`, whose conversion to RGB clips at 255: `clips`.
+fn rgb(raw: &[u8], color: ColorType, depth: BitDepth, clips: bool) -> Option<Vec<u8>> {
     let channels = color.samples();
     let grey = channels < 3;
     Some(match depth {
         BitDepth::Eight if color == ColorType::Rgb => raw.to_vec(),
         BitDepth::Eight => raw.chunks_exact(channels).flat_map(|p| pick(p, grey)).collect(),
-        // Grey of 16 bits without transparency is Pillow's mode `I;16`, whose conversion to RGB clips.
-        BitDepth::Sixteen if color == ColorType::Grayscale => {
-            raw.chunks_exact(2).flat_map(|p| [if p[0] == 0 { p[1] } else { 255 }; 3]).collect()
+        BitDepth::Sixteen if clips => {
+            raw.chunks_exact(2 * channels).flat_map(|p| [if p[0] == 0 { p[1] } else { 255 }; 3]).collect()
         }
         // Everything else of 16 bits keeps the high byte.
         BitDepth::Sixteen => {
