@@ -3,4 +3,6 @@
 pub mod bundle;
 pub mod export;
 pub mod image;
+pub mod reference;
+pub mod txn;
 pub mod xclbin;

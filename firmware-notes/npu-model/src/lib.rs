@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use amdxdna_ioctl::{Door, Errno, Opener};
 
-pub use array::{Contract, GemmContract, GemvContract};
+pub use array::{Contract, Epilogue, Format, GemmContract, GemvContract, Order};
 pub use config::{AddressMode, Config, Counts, DriverVersion, Faults, Npu};
 
 /// A software NPU: one device, as many clients as open it.

@@ -1,24 +1,12 @@
-//! The array: instruction streams to shim DMA descriptors to the kernels' arithmetic.
+//! The array: instruction streams, shim DMA, and the arithmetic of the kernels.
 #![allow(dead_code, reason = "filled in by the layers around it")]
 
+mod contract;
+
+pub use contract::{Contract, Epilogue, GemmContract, GemvContract, Order};
+pub use host_ops::pack::Format;
+
 use std::ptr::NonNull;
-
-/// What the kernel behind an opaque instruction stream computes.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Contract {
-    /// A matrix product.
-    Gemm(GemmContract),
-    /// A matrix-vector product.
-    Gemv(GemvContract),
-}
-
-/// Shape and strides of a matrix product.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GemmContract {}
-
-/// Shape and order of a matrix-vector product.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GemvContract {}
 
 /// A device address that does not lie in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,8 +23,9 @@ pub(crate) struct MemoryFault {
 /// Memory as the device sees it.
 pub(crate) trait DeviceMemory: Sync {
     /// Resolves `[addr, addr + len)`, without the shim's 0x8000_0000 offset, to host memory inside one buffer object.
-    /// The memory stays valid as long as `self` does.
-    fn resolve(&self, addr: u64, len: usize, write: bool) -> Result<NonNull<u8>, MemoryFault>;
+    /// Returns where it starts and how many of its bytes, at least one, lie there in one piece; the rest is asked for
+    /// again. The memory stays valid, readable and (if `write`) writable as long as `self` lives.
+    fn resolve(&self, addr: u64, len: usize, write: bool) -> Result<(NonNull<u8>, usize), MemoryFault>;
 }
 
 /// What a stream did.
@@ -58,4 +47,29 @@ pub(crate) struct Fault {
     pub(crate) op_index: u32,
     /// What was wrong.
     pub(crate) what: String,
+}
+
+/// The array as one hardware context sees it.
+#[derive(Debug)]
+pub(crate) struct Array {}
+
+impl Array {
+    /// Takes a PDI: a marked one is a reference kernel, any other is opaque.
+    pub(crate) fn configure(pdi: &[u8]) -> Result<Self, Fault> {
+        let _ = pdi;
+        todo!()
+    }
+
+    /// Runs an instruction stream; `args` are the packet's buffer addresses.
+    pub(crate) fn execute(
+        &mut self,
+        stream: &[u8],
+        args: &[u64],
+        memory: &dyn DeviceMemory,
+        contracts: &dyn Fn([u8; 32]) -> Option<Contract>,
+        pool: &host_ops::pool::Pool,
+    ) -> Result<Executed, Fault> {
+        let _ = (stream, args, memory, contracts, pool);
+        todo!()
+    }
 }
