@@ -28,4 +28,7 @@ pub mod pack;
 pub mod pool;
 pub mod rope;
 pub mod sample;
+mod simd;
+#[cfg(test)]
+mod testing;
 pub mod w8;

@@ -1,21 +1,120 @@
 //! A small thread pool: scoped parallel loops with dynamic blocks, no allocation a call.
 
-use std::ops::Range;
+use std::{
+    any::Any,
+    cell::Cell,
+    fmt,
+    marker::PhantomData,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+type Body<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// Turns of the wait loop before a worker goes to sleep: some ten microseconds, about what waking it up costs.
+const SPINS: u32 = 400;
+
+thread_local! {
+    /// Whether this thread is inside a loop of a pool.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// One parallel loop; lives on the stack of the thread that runs it.
+struct Loop {
+    /// The body, its lifetime erased; see `Pool::run`.
+    body: *const Body<'static>,
+    items: usize,
+    block: usize,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl Loop {
+    /// Takes blocks until none is left.
+    fn work(&self) {
+        // SAFETY: the thread that made the loop keeps the body alive until no worker is in here, see `Pool::run`.
+        let body = unsafe { &*self.body };
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let first = self.next.fetch_add(self.block, Ordering::Relaxed);
+                if first >= self.items {
+                    return;
+                }
+                (first..(first + self.block).min(self.items)).for_each(body);
+            }
+        }));
+        if let Err(panic) = outcome {
+            self.next.store(self.items, Ordering::Relaxed);
+            lock(&self.panic).get_or_insert(panic);
+        }
+    }
+}
+
+/// A pointer to the loop that is open for workers.
+#[derive(Clone, Copy)]
+struct Open(*const Loop);
+
+// SAFETY: a `Loop` is only used through shared references, its body is `Sync`, and `Pool::run` keeps it alive.
+unsafe impl Send for Open {}
+
+struct Board {
+    open: Option<Open>,
+    /// Workers inside the open loop.
+    inside: usize,
+    stop: bool,
+}
+
+struct Shared {
+    board: Mutex<Board>,
+    /// Counts loops; also what workers look at before they sleep.
+    epoch: AtomicU64,
+    wake: Condvar,
+    left: Condvar,
+}
 
 /// Worker threads that run one loop at a time.
 ///
 /// The calling thread works too, so `Pool::new(n)` starts `n - 1` threads. Calls from several threads take turns; a
 /// call from inside a running loop runs inline. A panic in a loop body is passed on to the caller after the loop ends.
-#[derive(Debug)]
 pub struct Pool {
-    threads: usize,
+    shared: Arc<Shared>,
+    /// Held by the thread whose loop it is.
+    turn: Mutex<()>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("threads", &self.threads()).finish()
+    }
 }
 
 impl Pool {
     /// A pool of `threads` threads, the caller included; 0 means one for each available core. If the system refuses a
     /// thread the pool is smaller.
     pub fn new(threads: usize) -> Self {
-        Pool { threads: threads.max(1) }
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        };
+        let shared = Arc::new(Shared {
+            board: Mutex::new(Board { open: None, inside: 0, stop: false }),
+            epoch: AtomicU64::new(0),
+            wake: Condvar::new(),
+            left: Condvar::new(),
+        });
+        let workers = (1..threads)
+            .map_while(|i| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new().name(format!("pool-{i}")).spawn(move || worker(&shared)).ok()
+            })
+            .collect();
+        Pool { shared, turn: Mutex::new(()), workers }
     }
 
     /// A pool without threads of its own: everything runs inline.
@@ -25,33 +124,244 @@ impl Pool {
 
     /// Threads that work on a loop, the caller included.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.workers.len() + 1
     }
 
     /// Calls `body(i)` for each `i` in `0..items`, in any order, on any thread, and returns when all are done.
+    ///
+    /// # Panics
+    /// With the first panic of `body`; then some items may not have run.
     pub fn run(&self, items: usize, body: &(dyn Fn(usize) + Sync)) {
-        (0..items).for_each(body);
+        if items <= 1 || self.workers.is_empty() || INSIDE.get() {
+            return (0..items).for_each(body);
+        }
+        let turn = lock(&self.turn);
+        // SAFETY: only the lifetime changes. The pointer is used by `Loop::work` alone. Workers enter it while the loop
+        // stands on the board; below, the loop is taken off the board and all workers have left before this function
+        // returns, and nothing in between unwinds (`work` catches panics).
+        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        let this = Loop {
+            body,
+            items,
+            block: (items / (8 * self.threads())).max(1),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+        };
+        lock(&self.shared.board).open = Some(Open(&raw const this));
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.shared.wake.notify_all();
+
+        INSIDE.set(true);
+        this.work();
+        INSIDE.set(false);
+
+        let mut board = lock(&self.shared.board);
+        board.open = None;
+        while board.inside > 0 {
+            board = self.shared.left.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(board);
+        drop(turn);
+        let panic = lock(&this.panic).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
     }
 
     /// Cuts `0..len` into ranges of `grain` (the last one shorter) and calls `body` for each.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
     pub fn run_ranges(&self, len: usize, grain: usize, body: &(dyn Fn(Range<usize>) + Sync)) {
         let grain = grain.max(1);
         self.run(len.div_ceil(grain), &|i| body(i * grain..((i + 1) * grain).min(len)));
     }
 
     /// Calls `body(i, chunk)` for each chunk of `chunk` elements of `out` (the last one shorter).
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
     pub fn run_chunks<T: Send>(&self, out: &mut [T], chunk: usize, body: &(dyn Fn(usize, &mut [T]) + Sync)) {
-        out.chunks_mut(chunk.max(1)).enumerate().for_each(|(i, c)| body(i, c));
+        let out = Chunks::new(out, chunk);
+        // SAFETY: `run` calls each i once, so no chunk is handed out twice.
+        self.run(out.count(), &|i| body(i, unsafe { out.get(i) }));
     }
 
-    /// As [`Pool::run_chunks`] over two slices at once: `body(i, chunk i of a, chunk i of b)`, for as many chunks as
-    /// both have.
+    /// As [`Pool::run_chunks`] over two slices at once, each with its chunk length: `body(i, chunk i of a, chunk i of
+    /// b)`, for as many chunks as both have.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
     pub fn run_chunks2<A: Send, B: Send>(
         &self,
         a: (&mut [A], usize),
         b: (&mut [B], usize),
         body: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
     ) {
-        a.0.chunks_mut(a.1.max(1)).zip(b.0.chunks_mut(b.1.max(1))).enumerate().for_each(|(i, (x, y))| body(i, x, y));
+        let (a, b) = (Chunks::new(a.0, a.1), Chunks::new(b.0, b.1));
+        // SAFETY: `run` calls each i once, so no chunk is handed out twice.
+        self.run(a.count().min(b.count()), &|i| body(i, unsafe { a.get(i) }, unsafe { b.get(i) }));
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.shared.board).stop = true;
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of bodies and has none of its own to report.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn worker(shared: &Shared) {
+    INSIDE.set(true);
+    let mut seen = 0;
+    loop {
+        for _ in 0..SPINS {
+            if shared.epoch.load(Ordering::Acquire) != seen {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let mut board = lock(&shared.board);
+        let open = loop {
+            if board.stop {
+                return;
+            }
+            let epoch = shared.epoch.load(Ordering::Acquire);
+            match board.open {
+                Some(open) if epoch != seen => {
+                    seen = epoch;
+                    break open;
+                }
+                _ => board = shared.wake.wait(board).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        board.inside += 1;
+        drop(board);
+        // SAFETY: `inside` was counted up under the lock while the loop was on the board, so `Pool::run` waits for the
+        // count to come back before it lets go of the loop.
+        unsafe { &*open.0 }.work();
+        let mut board = lock(&shared.board);
+        board.inside -= 1;
+        if board.inside == 0 {
+            shared.left.notify_all();
+        }
+    }
+}
+
+/// The state behind these locks is whole at every moment, so a poisoned one is as good.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A slice cut into chunks that different threads may take.
+struct Chunks<'a, T> {
+    start: *mut T,
+    len: usize,
+    chunk: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: sharing a `Chunks` lets threads take disjoint `&mut [T]`, which `T: Send` allows.
+unsafe impl<T: Send> Sync for Chunks<'_, T> {}
+
+impl<'a, T> Chunks<'a, T> {
+    fn new(slice: &'a mut [T], chunk: usize) -> Self {
+        Chunks { start: slice.as_mut_ptr(), len: slice.len(), chunk: chunk.max(1), slice: PhantomData }
+    }
+
+    fn count(&self) -> usize {
+        self.len.div_ceil(self.chunk)
+    }
+
+    /// Chunk `i`.
+    ///
+    /// # Safety
+    /// `i < count()`, and no chunk is taken twice.
+    #[expect(clippy::mut_from_ref)]
+    unsafe fn get(&self, i: usize) -> &mut [T] {
+        let first = i * self.chunk;
+        // SAFETY: i < count() makes first < len, so the range lies in the slice, which is borrowed for 'a; the caller
+        // takes each chunk once, so the ranges handed out are disjoint.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), self.chunk.min(self.len - first)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            for items in [0, 1, 2, 5, 100, 1001] {
+                let hits: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(items, &|i| {
+                    hits[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1), "{threads} threads, {items} items");
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_slice_in_place() {
+        let pool = Pool::new(3);
+        let mut out = vec![0; 1003];
+        pool.run_chunks(&mut out, 10, &|i, chunk| chunk.iter_mut().enumerate().for_each(|(j, x)| *x += i * 10 + j));
+        assert!(out.iter().enumerate().all(|(i, &x)| i == x));
+
+        let (mut a, mut b) = (vec![0; 10], vec![0; 21]);
+        pool.run_chunks2((&mut a, 3), (&mut b, 7), &|i, a, b| {
+            a.fill(i + 1);
+            b.fill(a.len());
+        });
+        assert_eq!(a, [1, 1, 1, 2, 2, 2, 3, 3, 3, 0]);
+        assert!(b.iter().all(|&x| x == 3));
+        let total = AtomicUsize::new(0);
+        pool.run_ranges(100, 7, &|r| {
+            total.fetch_add(r.sum::<usize>(), Ordering::Relaxed);
+        });
+        assert_eq!(total.into_inner(), 4950);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3);
+        for bad in [0, 7, 99] {
+            let outcome = catch_unwind(AssertUnwindSafe(|| pool.run(100, &|i| assert!(i != bad, "item {i}"))));
+            let message = outcome.unwrap_err();
+            assert_eq!(message.downcast_ref::<String>(), Some(&format!("item {bad}")));
+            let count = AtomicUsize::new(0);
+            pool.run(50, &|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 50);
+        }
+    }
+
+    #[test]
+    fn loops_inside_loops_and_from_many_threads() {
+        let pool = Pool::new(3);
+        let count = AtomicUsize::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for _ in 0..50 {
+                        pool.run(8, &|_| {
+                            pool.run(4, &|_| {
+                                count.fetch_add(1, Ordering::Relaxed);
+                            });
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 4 * 50 * 8 * 4);
     }
 }

@@ -1,0 +1,400 @@
+//! Vectors of eight f32, twice: plain Rust and AVX2 with FMA.
+//!
+//! A kernel is written once over [`Lanes`] and compiled for both by [`kernel!`], which chooses at run time. Both
+//! implementations do the same operations in the same order (a fused multiply-add is fused in both), so their results
+//! are the same bits.
+
+/// Values in a vector.
+pub(crate) const LANES: usize = 8;
+
+/// Eight f32.
+pub(crate) trait Lanes: Copy {
+    /// All lanes `x`.
+    fn splat(x: f32) -> Self;
+    /// Eight consecutive values.
+    fn load(x: &[f32; LANES]) -> Self;
+    /// Eight consecutive values.
+    fn store(self, out: &mut [f32; LANES]);
+    fn add(self, b: Self) -> Self;
+    fn sub(self, b: Self) -> Self;
+    fn mul(self, b: Self) -> Self;
+    fn div(self, b: Self) -> Self;
+    /// `self * b + c`, rounded once.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// `self > b ? self : b` (b if one is NaN).
+    fn max(self, b: Self) -> Self;
+    /// `self < b ? self : b` (b if one is NaN).
+    fn min(self, b: Self) -> Self;
+    /// `2^self` of integers in -126..=127.
+    fn exp2_int(self) -> Self;
+    /// Sum in the order ((0+4)+(2+6)) + ((1+5)+(3+7)).
+    fn sum(self) -> f32;
+}
+
+/// The plain implementation.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain([f32; LANES]);
+
+impl Plain {
+    #[inline(always)]
+    fn zip(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Plain(std::array::from_fn(|i| f(self.0[i], b.0[i])))
+    }
+}
+
+impl Lanes for Plain {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        Plain([x; LANES])
+    }
+    #[inline(always)]
+    fn load(x: &[f32; LANES]) -> Self {
+        Plain(*x)
+    }
+    #[inline(always)]
+    fn store(self, out: &mut [f32; LANES]) {
+        *out = self.0;
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        self.zip(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        self.zip(b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        self.zip(b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        self.zip(b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn exp2_int(self) -> Self {
+        Plain(self.0.map(|x| f32::from_bits(((x as i32).wrapping_add(127) as u32) << 23)))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let x = self.0;
+        ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::Avx;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{LANES, Lanes};
+    use std::arch::x86_64::*;
+
+    /// The AVX2 + FMA implementation. Used only by code that [`super::kernel!`] compiles for these features, after
+    /// they were found at run time; each SAFETY line below rests on that.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx(__m256);
+
+    impl Lanes for Avx {
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_set1_ps(x) })
+        }
+        #[inline(always)]
+        fn load(x: &[f32; LANES]) -> Self {
+            // SAFETY: AVX is there, see `Avx`; `x` is 8 readable f32, and the load needs no alignment.
+            Avx(unsafe { _mm256_loadu_ps(x.as_ptr()) })
+        }
+        #[inline(always)]
+        fn store(self, out: &mut [f32; LANES]) {
+            // SAFETY: AVX is there, see `Avx`; `out` is 8 writable f32, and the store needs no alignment.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), self.0) }
+        }
+        #[inline(always)]
+        fn add(self, b: Self) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_add_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn sub(self, b: Self) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_sub_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn mul(self, b: Self) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_mul_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn div(self, b: Self) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_div_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn fma(self, b: Self, c: Self) -> Self {
+            // SAFETY: FMA is there, see `Avx`.
+            Avx(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
+        }
+        #[inline(always)]
+        fn max(self, b: Self) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_max_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn min(self, b: Self) -> Self {
+            // SAFETY: AVX is there, see `Avx`.
+            Avx(unsafe { _mm256_min_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn exp2_int(self) -> Self {
+            // SAFETY: AVX2 is there, see `Avx`.
+            unsafe {
+                let n = _mm256_add_epi32(_mm256_cvttps_epi32(self.0), _mm256_set1_epi32(127));
+                Avx(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(n)))
+            }
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            // SAFETY: AVX is there, see `Avx`.
+            unsafe {
+                let x = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+                let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+                _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+            }
+        }
+    }
+}
+
+/// Whether the AVX2 kernels may run here.
+#[inline]
+pub(crate) fn wide() -> bool {
+    #[cfg(test)]
+    if PLAIN.get() {
+        return false;
+    }
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+#[cfg(test)]
+thread_local! { static PLAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) }; }
+
+/// Runs `f` with the plain kernels on this thread.
+#[cfg(test)]
+pub(crate) fn plain<R>(f: impl FnOnce() -> R) -> R {
+    PLAIN.set(true);
+    let r = f();
+    PLAIN.set(false);
+    r
+}
+
+/// Defines a function whose body, generic over `V: Lanes`, is compiled for [`Plain`] and for `Avx` with AVX2 and FMA,
+/// and chosen at run time.
+macro_rules! kernel {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$v:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments, clippy::allow_attributes)]
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters, clippy::allow_attributes)]
+            fn body<$v: $crate::simd::Lanes>($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            if $crate::simd::wide() {
+                #[target_feature(enable = "avx2,fma")]
+                #[allow(clippy::too_many_arguments, clippy::allow_attributes)]
+                fn avx($($arg: $ty),*) $(-> $ret)? {
+                    body::<$crate::simd::Avx>($($arg),*)
+                }
+                // SAFETY: `avx` needs AVX2 and FMA, and `wide` found both.
+                return unsafe { avx($($arg),*) };
+            }
+            body::<$crate::simd::Plain>($($arg),*)
+        }
+    };
+}
+pub(crate) use kernel;
+
+/// `e^x`, within 1.5 ulp; 0 and infinity where f32 ends.
+#[inline(always)]
+pub(crate) fn exp<V: Lanes>(x: V) -> V {
+    // x = n ln 2 + r with |r| <= ln 2 / 2. ln 2 in two parts: the first has few bits, so n times it is exact.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Adding 1.5 * 2^23 leaves no bits for a fraction: rounds to an integer.
+    const ROUND: f32 = 12_582_912.0;
+    let x = V::splat(89.0).min(V::splat(-104.0).max(x));
+    let n = x.fma(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND)).sub(V::splat(ROUND));
+    let r = n.fma(V::splat(-LN2_HIGH), x);
+    let r = n.fma(V::splat(-LN2_LOW), r);
+    // The Taylor series: its remainder at |r| = 0.35 is 5e-9.
+    let mut p = V::splat(1.0 / 5040.0);
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        p = p.fma(r, V::splat(c));
+    }
+    // 2^n in two factors: n = -150 and n = 128 are no f32 exponents.
+    let half = n.fma(V::splat(0.5), V::splat(ROUND)).sub(V::splat(ROUND));
+    p.mul(half.exp2_int()).mul(n.sub(half).exp2_int())
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<V: Lanes>(x: V) -> V {
+    let one = V::splat(1.0);
+    one.div(one.add(exp(V::splat(0.0).sub(x))))
+}
+
+/// `x / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn silu<V: Lanes>(x: V) -> V {
+    x.div(V::splat(1.0).add(exp(V::splat(0.0).sub(x))))
+}
+
+/// Eight values of a slice, zeros past its end.
+#[inline(always)]
+pub(crate) fn load_padded<V: Lanes>(x: &[f32]) -> V {
+    let mut full = [0.0; LANES];
+    full[..x.len()].copy_from_slice(x);
+    V::load(&full)
+}
+
+/// The first `out.len()` lanes.
+#[inline(always)]
+pub(crate) fn store_cut<V: Lanes>(v: V, out: &mut [f32]) {
+    let mut full = [0.0; LANES];
+    v.store(&mut full);
+    out.copy_from_slice(&full[..out.len()]);
+}
+
+/// `x[i] = f(x[i])`.
+#[inline(always)]
+pub(crate) fn map<V: Lanes>(x: &mut [f32], f: impl Fn(V) -> V) {
+    let (full, rest) = x.as_chunks_mut::<LANES>();
+    for c in full {
+        f(V::load(c)).store(c);
+    }
+    if !rest.is_empty() {
+        store_cut(f(load_padded(rest)), rest);
+    }
+}
+
+/// `out[i] = f(a[i], b[i])`; the lengths are equal.
+#[inline(always)]
+pub(crate) fn zip<V: Lanes>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(V, V) -> V) {
+    let ((a, ra), (b, rb), (out, rest)) = (a.as_chunks(), b.as_chunks(), out.as_chunks_mut());
+    for ((a, b), o) in a.iter().zip(b).zip(out) {
+        f(V::load(a), V::load(b)).store(o);
+    }
+    if !rest.is_empty() {
+        store_cut(f(load_padded(ra), load_padded(rb)), rest);
+    }
+}
+
+/// Sum of `f(a[i], b[i])` added by `f(acc, a, b)`: four vectors take turns, then lanes.
+#[inline(always)]
+pub(crate) fn reduce<V: Lanes>(a: &[f32], b: &[f32], f: impl Fn(V, V, V) -> V) -> f32 {
+    let mut acc = [V::splat(0.0); 4];
+    let (a4, a) = a.as_chunks::<{ 4 * LANES }>();
+    let (b4, b) = b.as_chunks::<{ 4 * LANES }>();
+    for (a, b) in a4.iter().zip(b4) {
+        let (a, b) = (a.as_chunks::<LANES>().0, b.as_chunks::<LANES>().0);
+        for i in 0..4 {
+            acc[i] = f(acc[i], V::load(&a[i]), V::load(&b[i]));
+        }
+    }
+    let ((a1, a), (b1, b)) = (a.as_chunks(), b.as_chunks());
+    for (i, (a, b)) in a1.iter().zip(b1).enumerate() {
+        acc[i] = f(acc[i], V::load(a), V::load(b));
+    }
+    if !a.is_empty() {
+        acc[3] = f(acc[3], load_padded(a), load_padded(b));
+    }
+    acc[0].add(acc[1]).add(acc[2].add(acc[3])).sum()
+}
+
+#[inline(always)]
+pub(crate) fn dot_lanes<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    reduce::<V>(a, b, |acc, a, b| a.fma(b, acc))
+}
+
+kernel! {
+    /// `sum a[i] b[i]` over equal lengths.
+    pub(crate) fn dot<V>(a: &[f32], b: &[f32]) -> f32 {
+        dot_lanes::<V>(a, b)
+    }
+}
+
+kernel! {
+    /// `x[i] = e^x[i]`.
+    #[cfg(test)]
+    pub(crate) fn exp_in_place<V>(x: &mut [f32]) {
+        map::<V>(x, exp);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Random, bits};
+
+    #[test]
+    fn exp_is_within_an_ulp_and_a_half_everywhere() {
+        let mut x: Vec<f32> = (0..200_000).map(|i| -104.0 + i as f32 * (193.0 / 200_000.0)).collect();
+        let inputs = x.clone();
+        exp_in_place(&mut x);
+        for (&y, &x) in x.iter().zip(&inputs) {
+            let expected = f64::from(x).exp();
+            if expected > f64::from(f32::MAX) {
+                continue;
+            }
+            let ulp = (expected * f64::from(f32::EPSILON)).max(1.5e-45);
+            assert!((f64::from(y) - expected).abs() <= 1.5 * ulp, "exp({x}) = {y}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        let mut x = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e30, -1e30, 89.0, -104.0];
+        exp_in_place(&mut x);
+        assert_eq!(x[..4], [1.0, 1.0, f32::INFINITY, 0.0]);
+        assert!(x[4].is_nan());
+        assert_eq!(x[5..], [f32::INFINITY, 0.0, f32::INFINITY, 0.0]);
+    }
+
+    #[test]
+    fn both_implementations_give_the_same_bits() {
+        let mut random = Random::new(1);
+        for n in [0, 1, 7, 8, 9, 31, 32, 33, 64, 71, 255, 1024] {
+            let (a, b) = (random.normal(n), random.normal(n));
+            assert_eq!(dot(&a, &b).to_bits(), plain(|| dot(&a, &b)).to_bits(), "{n}");
+            let (mut wide, mut narrow) = (a.clone(), a.clone());
+            exp_in_place(&mut wide);
+            plain(|| exp_in_place(&mut narrow));
+            assert_eq!(bits(&wide), bits(&narrow));
+        }
+    }
+
+    #[test]
+    fn dot_is_close_to_f64() {
+        let mut random = Random::new(2);
+        for n in [1, 5, 8, 40, 100, 2048] {
+            let (a, b) = (random.normal(n), random.normal(n));
+            let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+            assert!((f64::from(dot(&a, &b)) - exact).abs() < 1e-6 * (n as f64).sqrt() * 4.0);
+        }
+    }
+}
