@@ -6,7 +6,9 @@
 
 mod gemm;
 mod gemv;
+mod parameters;
 mod pdi;
+mod schedule;
 mod txn;
 mod xclbin;
 
@@ -60,4 +62,24 @@ pub enum SpecError {
         /// The rule it breaks.
         rule: &'static str,
     },
+}
+
+/// Version of the reference kernels: of the marker in the PDI and of the layout of the runtime parameters.
+const VERSION: u32 = 1;
+
+/// Bytes of an activation, result or bias value.
+const fn element_bytes(format: Format) -> usize {
+    match format {
+        Format::Bfp16 => 2,
+        Format::F32 => 4,
+    }
+}
+
+/// Checks a size.
+fn multiple(what: &'static str, value: usize, of: usize, rule: &'static str) -> Result<(), SpecError> {
+    if value > 0 && value <= 1 << 20 && value.is_multiple_of(of) {
+        Ok(())
+    } else {
+        Err(SpecError::Size { what, value, rule })
+    }
 }
