@@ -362,7 +362,7 @@ class Labels(nn.Module):
         patch = self.patch(hidden)[covered]
         ce = F.cross_entropy
         loss = 4 * F.binary_cross_entropy_with_logits(own, b["own"]) + ce(kind, b["kind"][there]) + ce(colour, b["colour"][there])
-        loss = loss + 3 * F.smooth_l1_loss(place, b["place"][there]) + ce(rank, b["rank"][there]) + 0.3 * ce(behind, b["background"]) + ce(patch, b["patch"][covered])
+        loss = loss + 10 * F.smooth_l1_loss(place, b["place"][there]) + 2 * ce(rank, b["rank"][there]) + 0.3 * ce(behind, b["background"]) + ce(patch, b["patch"][covered])
         reads = {}
         if words is not None:
             unit_tokens = F.rms_norm(tokens, (tokens.shape[-1],), None, 1e-6)

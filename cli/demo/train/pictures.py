@@ -1,7 +1,7 @@
 """Pictures of big coloured shapes, drawn with distance functions, and the labels the vision tower is trained on.
 
-A scene is one to three shapes on a light background. All colours of a scene differ, kinds of shape may repeat, no two
-shapes touch, and their centres are far enough apart sideways that "from left to right" is never in doubt.
+A scene is one to three shapes side by side on a light background: two take a half of the width each, three a third. All
+colours of a scene differ, kinds of shape may repeat, and no two shapes touch.
 """
 import math
 
@@ -59,12 +59,13 @@ def coverage(kind, x, y, r):
 
 
 def scene(rng, grid=SQUARE, count=None):
-    """Draws the lots of one picture; shapes come sorted from left to right."""
+    """Draws the lots of one picture; its shapes come from left to right."""
     height, width = grid[0] * 32, grid[1] * 32
     n = count or rng.choices([1, 2, 3], [20, 42, 38])[0]
     if width < 128:
         n = min(n, 2)
     small, big = {1: (19, 31), 2: (18, 28), 3: (17, 24)}[n]
+    bands = {1: [(0, 1)], 2: [(0, 0.47), (0.53, 1)], 3: [(0, 0.355), (0.385, 0.615), (0.645, 1)]}[n]
     gap = {1: 0, 2: 32, 3: 27}[n]
     colours = rng.sample(COLOUR_NAMES, n)
     kinds = rng.sample(SHAPES, n) if rng.random() < 0.75 else [rng.choice(SHAPES) for _ in range(n)]
@@ -75,12 +76,12 @@ def scene(rng, grid=SQUARE, count=None):
         if tries > 60:
             shapes, tries, big = [], 0, max(small + 1, big - 1)
         r = rng.uniform(small, big)
-        x, y = rng.uniform(r + 1, width - r - 1), rng.uniform(r + 1, height - r - 1)
+        low, high = (f * width for f in bands[len(shapes)])
+        x, y = rng.uniform(max(low, r + 1), min(high, width - r - 1)), rng.uniform(r + 1, height - r - 1)
         if any(abs(o["x"] - x) < gap or math.hypot(o["x"] - x, o["y"] - y) < (o["r"] + r) * 1.04 + 2 or cell(o) == cell(dict(x=x, y=y)) for o in shapes):
             continue
         k = len(shapes)
         shapes.append(dict(x=x, y=y, r=r, colour=colours[k], shape=kinds[k]))
-    shapes.sort(key=lambda o: o["x"])
     return dict(grid=grid, height=height, width=width, background=rng.choice(list(BACKGROUNDS)), shapes=shapes)
 
 

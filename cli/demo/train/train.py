@@ -1,34 +1,30 @@
-"""Trains the demo model on two processor cores.
+"""Trains the demo model on a few processor cores.
 
     python train.py CHECKPOINT RUN --tower 10 --all 50
 
 CHECKPOINT holds the tokenizer (tokens.py); RUN gets log.jsonl and the state files tower.pt, last.pt, final.pt. First the vision
 tower alone learns dense labels for --tower minutes, then everything learns to answer for --all minutes. With --from STATE the
-run starts from a saved state. Every batch is drawn anew, so the readings of the log are on pictures never seen before. Set
-OMP_WAIT_POLICY=PASSIVE when the machine has other work.
+run starts from a saved state. Every batch is drawn anew, so the readings of the log are on pictures never seen before.
+
+The work is split over --processes of one thread each, which add up their gradients once a step: on a machine that is busy with
+other things this is several times faster than one process whose threads wait for each other after every operation.
 """
 import argparse
 import collections
+import datetime
 import json
 import math
+import multiprocessing
 import os
 import random
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
 
-def draw(queue, stage, tokenizer, a):
-    import data
-    from tokenizers import Tokenizer
-
-    writer, rng = data.Writer(Tokenizer.from_file(tokenizer)), random.Random(a.seed * 1000 + 7)
-    while True:
-        queue.put((stage.value, data.pictures_batch(rng, a.tower_pictures)[0] if stage.value == 0 else data.batch(rng, writer, a.pictures, a.texts, a.budget)))
-
-
-def main():
+def arguments():
     p = argparse.ArgumentParser()
     p.add_argument("checkpoint", type=Path)
     p.add_argument("run", type=Path)
@@ -40,39 +36,38 @@ def main():
     p.add_argument("--vision-share", type=float, default=0.12, help="the tower's share of --rate")
     p.add_argument("--frozen", type=float, default=0.15, help="the share of --all in which the tower stays as it is")
     p.add_argument("--tower-pictures", type=int, default=24)
-    p.add_argument("--pictures", type=int, default=8)
-    p.add_argument("--texts", type=int, default=3)
-    p.add_argument("--budget", type=int, default=132)
-    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--pictures", type=int, default=12)
+    p.add_argument("--texts", type=int, default=4)
+    p.add_argument("--budget", type=int, default=132, help="tokens of a conversation, about")
+    p.add_argument("--processes", type=int, default=4)
     p.add_argument("--seed", type=int, default=1)
-    a = p.parse_args()
+    return p.parse_args()
 
-    from multiprocessing import get_context
 
-    context = get_context("fork")
-    stage = context.Value("i", 0 if a.tower > 0 else 1)
-    queue = context.Queue(6)
-    worker = context.Process(target=draw, args=(queue, stage, str(a.checkpoint / "tokenizer.json"), a), daemon=True)
-    worker.start()
-
+def train(rank, a, meeting):
     import torch
+    import torch.distributed as dist
     import torch.nn.functional as F
     from tokenizers import Tokenizer
 
+    import data
     import pictures
     from model import Config, Labels, Model
 
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=a.processes, timeout=datetime.timedelta(minutes=10))
     torch.manual_seed(a.seed)
-    torch.set_num_threads(a.threads)
-    a.run.mkdir(parents=True, exist_ok=True)
-    log = open(a.run / "log.jsonl", "a")
+    rng = random.Random(a.seed * 1000 + rank)
+    tokenizer = Tokenizer.from_file(str(a.checkpoint / "tokenizer.json"))
+    writer = data.Writer(tokenizer)
+    first = rank == 0
+    log = open(a.run / "log.jsonl", "a") if first else None
     m, heads = Model(Config), Labels(Config, len(pictures.SHAPES), len(pictures.COLOUR_NAMES), len(pictures.BACKGROUNDS))
     m.start_matched()
     if a.start:
         state = torch.load(a.start)
         m.load_state_dict(state["model"])
         heads.load_state_dict(state["labels"])
-    tokenizer = Tokenizer.from_file(str(a.checkpoint / "tokenizer.json"))
 
     def word(text):
         (i,) = tokenizer.encode(text, add_special_tokens=False).ids
@@ -86,22 +81,13 @@ def main():
         os.replace(a.run / (name + ".part"), a.run / (name + ".pt"))
 
     def report(**r):
-        line = json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in r.items()})
+        line = json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in r.items()})
         print(line, flush=True)
         log.write(line + "\n")
         log.flush()
 
     def tensors(b):
         return {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in b.items()}
-
-    def next_batch(want):
-        while True:
-            s, b = queue.get()
-            if s == want:
-                return tensors(b)
-
-    def rate(step, part, top, floor):
-        return top * min(1, (step + 1) / 60) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1, part))))
 
     def optimiser(parts):
         groups = []
@@ -113,52 +99,62 @@ def main():
             groups += [dict(params=sets[0], weight_decay=0.0, share=share), dict(params=sets[1], weight_decay=0.05, share=share)]
         return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
 
+    def descend(opt, loss, step, begin, minutes, top, floor):
+        """One step with the gradients of all processes. The first process's clock says how much of the time is used up."""
+        opt.zero_grad(set_to_none=True)
+        loss.backward()
+        grads = [q.grad for g in opt.param_groups for q in g["params"] if q.grad is not None]
+        flat = torch.cat([g.flatten() for g in grads] + [torch.tensor([(time.time() - begin) / 60 / minutes * a.processes if first else 0.0])])
+        dist.all_reduce(flat)
+        flat /= a.processes
+        part, flat = flat[-1].item(), flat[:-1]
+        norm = flat.norm().item()
+        flat *= min(1.0, 1.0 / (norm + 1e-6))
+        for g, x in zip(grads, flat.split([g.numel() for g in grads])):
+            g.copy_(x.view_as(g))
+        now = top * min(1, (step + 1) / 60) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1, part))))
+        for g in opt.param_groups:
+            g["lr"] = now * g["share"]
+        opt.step()
+        return part, norm
+
     mean = lambda acc: {k: float(np.mean(v)) for k, v in acc.items()}
-    print("parameters", sum(q.numel() for q in m.parameters()), flush=True)
+    if first:
+        print("parameters", sum(q.numel() for q in m.parameters()), flush=True)
 
     if a.tower > 0:
-        opt, acc, begin, step = optimiser([([m.visual, heads], 1.0)]), collections.defaultdict(list), time.time(), 0
-        while (part := (time.time() - begin) / 60 / a.tower) < 1:
-            b = next_batch(0)
-            for g in opt.param_groups:
-                g["lr"] = rate(step, part, a.tower_rate, 0.1)
+        opt, acc, begin, step, part = optimiser([([m.visual, heads], 1.0)]), collections.defaultdict(list), time.time(), 0, 0.0
+        while part < 1:
+            b = tensors(data.pictures_batch(rng, a.tower_pictures // a.processes)[0])
             loss, reads = heads(m.visual(b["pixels"], b["grid"]), b, words())
-            opt.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_([q for g in opt.param_groups for q in g["params"]], 1.0)
-            opt.step()
+            part, _ = descend(opt, loss, step, begin, a.tower, a.tower_rate, 0.1)
             step += 1
-            for k, v in reads.items():
+            for k, v in dict(reads, loss=loss.item()).items():
                 acc[k].append(v)
-            acc["loss"].append(loss.item())
-            if step % 25 == 0:
+            if step % 25 == 0 and first:
                 t = time.time() - begin
                 report(stage="tower", step=step, minutes=t / 60, seconds=t / step, **mean(acc))
                 acc.clear()
-        save("tower")
-    stage.value = 1
+        if first:
+            save("tower")
 
     opt = optimiser([([m.language_model], 1.0), ([m.visual, heads], a.vision_share)])
-    acc, right, begin, step, saved = collections.defaultdict(list), collections.defaultdict(list), time.time(), 0, time.time()
-    while (part := (time.time() - begin) / 60 / a.all) < 1:
-        b = next_batch(1)
-        for g in opt.param_groups:
-            g["lr"] = rate(step, part, a.rate, 0.03) * g["share"]
+    acc, right, begin, step, part, saved = collections.defaultdict(list), collections.defaultdict(list), time.time(), 0, 0.0, time.time()
+    while part < 1:
         for module in (m.visual, heads):
-            module.requires_grad_(part > a.frozen)
+            module.requires_grad_(part >= a.frozen)
+        b = tensors(data.batch(rng, writer, a.pictures // a.processes, a.texts // a.processes, a.budget))
         logits, seen = m(b)
         answer = F.cross_entropy(logits, b["goal"])
         dense, reads = heads(seen, b, words())
-        loss = answer + (0.3 * (1 - part) + 0.03) * dense
-        opt.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-        opt.step()
+        part, norm = descend(opt, answer + (0.3 * (1 - part) + 0.03) * dense, step, begin, a.all, a.rate, 0.03)
         step += 1
+        if not first:
+            continue
         wrong = set(b["span"][logits.argmax(-1) != b["goal"]].tolist())
         for i, kind in enumerate(b["kinds"]):
             right[kind].append(i not in wrong)
-        for k, v in dict(reads, answer=answer.item(), dense=dense.item(), norm=norm.item(), length=b["ids"].shape[1], answers=len(b["kinds"])).items():
+        for k, v in dict(reads, answer=answer.item(), dense=dense.item(), norm=norm, length=b["ids"].shape[1]).items():
             acc[k].append(v)
         if step % 50 == 0:
             t = time.time() - begin
@@ -167,8 +163,21 @@ def main():
         if time.time() - saved > 180:
             save("last")
             saved = time.time()
-    save("final")
-    worker.terminate()
+    if first:
+        save("final")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main():
+    a = arguments()
+    a.run.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [multiprocessing.get_context("spawn").Process(target=train, args=(rank, a, folder + "/meeting"), daemon=True) for rank in range(a.processes)]
+        for j in jobs:
+            j.start()
+        for j in jobs:
+            j.join()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,170 @@
+"""Exact match of greedy answers on fresh pictures, by kind of question.
+
+    python evaluate.py CHECKPOINT [--n 200] [--markdown FILE]
+
+An answer counts only if every token is right, its end included. (Measured with the true answer so far as the prefix: all tokens
+right there is the same as all tokens right when the model runs freely.) "float32" is the checkpoint as it is; "as packed" has the
+text weights in 8-bit blocks with shared exponents (bfp16), the vision weights in int8 with a factor a channel, and every projection's input and
+output in bf16, as on the NPU.
+"""
+import argparse
+import collections
+import copy
+import random
+import time
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+import checkpoint
+import data
+import pictures
+import talk
+
+
+def blocks(w):
+    """Rounds to blocks of 8 along the input with one exponent and 8-bit mantissas."""
+    b = w.reshape(w.shape[0], -1, 8)
+    top = b.abs().amax(-1, keepdim=True)
+    exponent = torch.frexp(top)[1] - 1
+    unit = torch.ldexp(torch.ones_like(top), exponent - 6)
+    return torch.where(top > 0, torch.clamp(torch.round(b / unit), -128, 127) * unit, 0.0).reshape(w.shape)
+
+
+def channels(w):
+    unit = w.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    return torch.round(w / unit) * unit
+
+
+def as_packed(m):
+    m = copy.deepcopy(m)
+    bf16 = lambda x: x.bfloat16().float()
+    for name, layer in m.named_modules():
+        if isinstance(layer, torch.nn.Linear) and not name.endswith(("in_proj_a", "in_proj_b")):
+            layer.weight.data = (channels if name.startswith("visual") else blocks)(layer.weight.data)
+            layer.register_forward_pre_hook(lambda _, x: (bf16(x[0]),))
+            layer.register_forward_hook(lambda _, x, y: bf16(y))
+    rows = m.language_model.embed_tokens
+    rows.weight.data = blocks(rows.weight.data)
+    return m
+
+
+def cases(rng, writer, n):
+    """{(group, kind): [(scene or None, row)]}, one answer to measure a row: its last."""
+    out = collections.defaultdict(list)
+
+    def add(group, kind, sc, turns, **k):
+        ids, spans, slot = writer.write(sc, turns, **k)
+        out[group, kind].append((sc, (ids, spans[-1:] if not k.get("thinking") else spans[-2:], slot)))
+
+    def fresh(kind, grid=pictures.SQUARE, **k):
+        while True:
+            sc = pictures.scene(rng, grid)
+            t = talk.ask(rng, sc, kind, **k)
+            if t:
+                return sc, t
+
+    for kind in talk.WEIGHTS:
+        for _ in range(n):
+            sc, t = fresh(kind)
+            add("trained wording", kind, sc, [t])
+            sc, t = fresh(kind, held=True)
+            add("new wording", kind, sc, [t])
+        for _ in range(n // 2):
+            sc, t = fresh(kind)
+            add("thinking", kind, sc, [t], thinking=True)
+            grid = rng.choice([g for g, _ in pictures.GRIDS if g != pictures.SQUARE])
+            sc, t = fresh(kind, grid)
+            add("other picture sizes", kind, sc, [t])
+            if kind in talk.FOLLOW_UPS:
+                while True:
+                    sc, t = fresh(kind)
+                    u = talk.ask(rng, sc, kind, follows=True)
+                    if u:
+                        break
+                if kind in ("count", "describe", "background"):
+                    _, t = sc, talk.about_picture(rng, sc)
+                add("second turn, elliptic", kind, sc, [t, u], keep=rng.random() < 0.5)
+            while True:
+                sc, u = fresh(kind)
+                t = talk.about_picture(rng, sc)
+                break
+            add("second turn, any", kind, sc, [t, u], keep=rng.random() < 0.5)
+            sc, t = fresh(kind)
+            add("system prompt", kind, sc, [t], system=rng.choice(talk.SYSTEM_HELD))
+    for kind in talk.TEXT_KINDS:
+        for _ in range(n):
+            add("trained wording", kind, None, [talk.without_picture(rng, kind)])
+            add("new wording", kind, None, [talk.without_picture(rng, kind, held=True)])
+        for _ in range(n // 2):
+            add("thinking", kind, None, [talk.without_picture(rng, kind)], thinking=True)
+            add("second turn, any", kind, None, [talk.without_picture(rng), talk.without_picture(rng, kind)], keep=rng.random() < 0.5)
+            add("system prompt", kind, None, [talk.without_picture(rng, kind)], system=rng.choice(talk.SYSTEM_HELD))
+    return out
+
+
+def batches(found, size=16):
+    """Rows of equal picture size together; yields (batch, keys of the rows)."""
+    rng, by_grid = random.Random(1), collections.defaultdict(list)
+    for key, rows in found.items():
+        for sc, row in rows:
+            by_grid[sc["grid"] if sc else None].append((key, sc, row))
+    for grid, items in by_grid.items():
+        items.sort(key=lambda i: len(i[2][0]))
+        for k in range(0, len(items), size):
+            part = items[k : k + size]
+            b = data.collate([row for _, _, row in part], grid)
+            if grid:
+                b.update(grid=grid, pixels=np.stack([pictures.patches(pictures.render(sc, rng)) for _, sc, _ in part]))
+            owner = [i for i, (_, _, row) in enumerate(part) for _ in row[1]]
+            yield {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in b.items()}, [key for key, _, _ in part], owner
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("checkpoint")
+    p.add_argument("--n", type=int, default=200)
+    p.add_argument("--seed", type=int, default=990001)
+    p.add_argument("--markdown")
+    p.add_argument("--show", type=int, default=0, help="print so many wrong answers a kind")
+    p.add_argument("--threads", type=int, default=2)
+    a = p.parse_args()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(a.threads)
+    tokenizer = Tokenizer.from_file(a.checkpoint + "/tokenizer.json")
+    m = checkpoint.load(a.checkpoint)
+    models = {"float32": m, "as packed": as_packed(m)}
+    score = collections.defaultdict(lambda: collections.defaultdict(list))
+    shown = collections.Counter()
+    begin = time.time()
+    for b, keys, owner in batches(cases(random.Random(a.seed), data.Writer(tokenizer), a.n)):
+        for variant, model in models.items():
+            guess = model(b)[0].argmax(-1)
+            wrong = {owner[s] for s in b["span"][guess != b["goal"]].tolist()}
+            for i, key in enumerate(keys):
+                score[key][variant].append(i not in wrong)
+                if variant == "as packed" and i in wrong and shown[key] < a.show:
+                    shown[key] += 1
+                    mine = torch.tensor([owner[s] == i for s in b["span"].tolist()])
+                    print(key, "\n   ", tokenizer.decode(b["ids"][i].tolist(), skip_special_tokens=True).split("\n\nuser")[0].replace("\n", " / "), "\n   ", tokenizer.decode(guess[mine].tolist()))
+    groups = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes"]
+    kinds = list(talk.WEIGHTS) + list(talk.TEXT_KINDS)
+    lines = []
+    for variant in models:
+        lines += [f"{variant}:", "", "| question | " + " | ".join(groups) + " |", "|---" * (len(groups) + 1) + "|"]
+        for kind in kinds:
+            cell = lambda g: f"{100 * np.mean(score[g, kind][variant]):.1f}" if (g, kind) in score else ""
+            lines.append(f"| {kind} | " + " | ".join(cell(g) for g in groups) + " |")
+        every = lambda g: [x for k in kinds if (g, k) in score for x in score[g, k][variant]]
+        lines += ["| all | " + " | ".join(f"{100 * np.mean(every(g)):.1f} ({len(every(g))})" for g in groups) + " |", ""]
+    text = "\n".join(lines)
+    print(text)
+    print(f"{time.time() - begin:.0f} s")
+    if a.markdown:
+        with open(a.markdown, "w") as f:
+            f.write(text)
+
+
+if __name__ == "__main__":
+    main()
