@@ -13,14 +13,19 @@
 //! there and sane.
 
 mod error;
+mod files;
+mod lines;
 mod manifest;
 mod params;
 mod records;
+mod shapes;
 mod tensors;
+mod verify;
 
 use std::path::{Path, PathBuf};
 
 pub use error::BundleError;
+pub(crate) use lines::text_hex;
 pub use manifest::Manifest;
 pub use params::{LayerKind, TextParams, VisionParams, WeightFormat};
 pub use records::{GemmRecord, GemvRecord, RefRecord, StreamRecord, TokCase, XclbinRecord};
@@ -33,7 +38,7 @@ use crate::xclbin::Xclbin;
 pub struct Bundle {
     /// What the bundle says about itself.
     pub manifest: Manifest,
-    dir: PathBuf,
+    directory: files::Directory,
     tensors: tensors::TensorFile,
 }
 
@@ -42,20 +47,45 @@ impl Bundle {
     ///
     /// # Errors
     /// Whatever is missing, malformed or inconsistent; the message names file, line or tensor.
-    pub fn open(_dir: &Path) -> Result<Self, BundleError> {
-        todo!()
+    pub fn open(dir: &Path) -> Result<Self, BundleError> {
+        let directory = files::Directory::open(dir)?;
+        let manifest = Manifest::parse(&files::read_text(&directory.own("manifest.txt")?)?)?;
+        let tensors = tensors::TensorFile::open(&directory.own("tensors.txt")?, &directory.own("tensors.bin")?)?;
+        verify::check(&manifest, &tensors)?;
+        let bundle = Self { manifest, directory, tensors };
+        bundle.check_kernels()?;
+        files::open(&bundle.directory.own("tokenizer.json")?)?;
+        Ok(bundle)
     }
 
-    /// The directory.
+    /// Every container parses and every stream is one.
+    fn check_kernels(&self) -> Result<(), BundleError> {
+        for key in self.manifest.xclbins.keys() {
+            self.xclbin(key)?;
+        }
+        for (line, name) in &self.manifest.streams {
+            let path = self.directory.inside(name, *line)?;
+            check_stream(&files::read(&path)?).map_err(|what| BundleError::Kernel { path, what })?;
+        }
+        Ok(())
+    }
+
+    /// The directory, as it was given to [`Bundle::open`].
     #[must_use]
     pub fn dir(&self) -> &Path {
-        &self.dir
+        &self.directory.path
     }
 
     /// Whether there is a tensor of this name.
     #[must_use]
-    pub fn has_tensor(&self, _name: &str) -> bool {
-        todo!()
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.entry(name).is_some()
+    }
+
+    /// Bytes of a tensor, if there is one of this name.
+    #[must_use]
+    pub fn tensor_bytes(&self, name: &str) -> Option<usize> {
+        self.tensors.entry(name).map(|entry| entry.bytes)
     }
 
     /// A tensor, as a view into the mapped file.
@@ -70,47 +100,100 @@ impl Bundle {
     ///
     /// # Errors
     /// No such tensor, another type, or the file has become shorter.
-    pub fn f32s(&self, _name: &str) -> Result<&[f32], BundleError> {
-        todo!()
+    pub fn f32s(&self, name: &str) -> Result<&[f32], BundleError> {
+        let tensor = self.tensors.get(name)?;
+        tensor.f32s().ok_or_else(|| wrong_type(name, tensor, DType::F32))
     }
 
     /// The elements of an i32 tensor.
     ///
     /// # Errors
     /// No such tensor, another type, or the file has become shorter.
-    pub fn i32s(&self, _name: &str) -> Result<&[i32], BundleError> {
-        todo!()
+    pub fn i32s(&self, name: &str) -> Result<&[i32], BundleError> {
+        let tensor = self.tensors.get(name)?;
+        tensor.i32s().ok_or_else(|| wrong_type(name, tensor, DType::I32))
     }
 
     /// Copies a tensor's bytes into `out` by reading the file, not through the mapping: the way to upload weights.
     ///
     /// # Errors
     /// No such tensor, `out` of another length than the tensor, or a failed read.
-    pub fn read_into(&self, _name: &str, _out: &mut [u8]) -> Result<(), BundleError> {
-        todo!()
+    pub fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), BundleError> {
+        let bytes = self.tensor_bytes(name).unwrap_or(out.len());
+        if bytes != out.len() {
+            let what = format!("{bytes} bytes, but the buffer has {}", out.len());
+            return Err(BundleError::Tensor { name: name.to_owned(), what });
+        }
+        self.tensors.read_at(name, 0, out)
     }
 
-    /// The words of an instruction stream, `insts` being the path in a record.
+    /// Copies bytes `from..from + out.len()` of a tensor by reading the file: the way to an embedding's rows.
     ///
     /// # Errors
-    /// A failed read.
-    pub fn stream(&self, _insts: &str) -> Result<Vec<u8>, BundleError> {
-        todo!()
+    /// No such tensor, bytes past its end, or a failed read.
+    pub fn read_at(&self, name: &str, from: usize, out: &mut [u8]) -> Result<(), BundleError> {
+        self.tensors.read_at(name, from, out)
+    }
+
+    /// The bytes of an instruction stream, `insts` being the path in a record.
+    ///
+    /// # Errors
+    /// A failed read, or a file that is no stream.
+    pub fn stream(&self, insts: &str) -> Result<Vec<u8>, BundleError> {
+        let path = self.directory.inside(insts, 0)?;
+        let bytes = files::read(&path)?;
+        check_stream(&bytes).map_err(|what| BundleError::Kernel { path, what })?;
+        Ok(bytes)
     }
 
     /// The container with this key, parsed.
     ///
     /// # Errors
     /// No such key, a failed read, or a malformed container.
-    pub fn xclbin(&self, _key: &str) -> Result<Xclbin, BundleError> {
-        todo!()
+    pub fn xclbin(&self, key: &str) -> Result<Xclbin, BundleError> {
+        let record = self.manifest.xclbins.get(key);
+        let record = record.ok_or_else(|| BundleError::Manifest { what: format!("there is no `xclbin {key}`") })?;
+        let line = self.manifest.xclbin_lines.get(key).copied().unwrap_or(0);
+        let path = self.directory.inside(&record.path, line)?;
+        let bytes = files::read(&path)?;
+        Xclbin::parse(&bytes, &record.kernel).map_err(|error| BundleError::Kernel { path, what: error.to_string() })
     }
 
-    /// The text of `tokenizer.json`.
+    /// The bytes of a file that the manifest names, unchanged.
+    ///
+    /// # Errors
+    /// A path that leaves the bundle, or a failed read.
+    pub fn file(&self, name: &str) -> Result<Vec<u8>, BundleError> {
+        files::read(&self.directory.inside(name, 0)?)
+    }
+
+    /// The bytes of `tokenizer.json`.
     ///
     /// # Errors
     /// A failed read.
     pub fn tokenizer_json(&self) -> Result<Vec<u8>, BundleError> {
-        todo!()
+        files::read(&self.directory.own("tokenizer.json")?)
     }
+
+    /// The path of `tokenizer.json`.
+    #[must_use]
+    pub fn tokenizer_path(&self) -> PathBuf {
+        self.directory.path.join("tokenizer.json")
+    }
+}
+
+fn wrong_type(name: &str, tensor: Tensor<'_>, wanted: DType) -> BundleError {
+    let what = format!("{}; expected {}", tensor.dtype.name(), wanted.name());
+    BundleError::Tensor { name: name.to_owned(), what }
+}
+
+/// Whether these bytes can be an instruction stream.
+fn check_stream(bytes: &[u8]) -> Result<(), String> {
+    if bytes.is_empty() {
+        return Err("empty; expected an instruction stream".to_owned());
+    }
+    if bytes.len() < 16 || !bytes.len().is_multiple_of(4) {
+        return Err(format!("{} bytes; expected an instruction stream, a header of 16 bytes and whole words", bytes.len()));
+    }
+    Ok(())
 }

@@ -56,6 +56,14 @@ pub struct GemmRecord {
     pub chunks: Vec<StreamRecord>,
 }
 
+impl GemmRecord {
+    /// Columns that a row of C gets: `N`, or half of it where the epilogue pairs gate and up.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        if self.key == "gu" { self.n / 2 } else { self.n }
+    }
+}
+
 /// A matrix by vector product: y\[M\] = W\[M, K\] x\[K\].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GemvRecord {

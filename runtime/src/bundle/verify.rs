@@ -1,0 +1,204 @@
+//! Whether every tensor that the manifest calls for is there, with its type, shape and size.
+
+use super::error::BundleError;
+use super::manifest::Manifest;
+use super::params::{LayerKind, VisionParams};
+use super::records::RefRecord;
+use super::tensors::{DType, Entry, TensorFile};
+
+/// Checks all of them.
+pub(super) fn check(manifest: &Manifest, tensors: &TensorFile) -> Result<(), BundleError> {
+    let check = Check { manifest, tensors };
+    check.text()?;
+    if let Some(vision) = &manifest.vision {
+        check.vision(vision)?;
+    }
+    manifest.refs.iter().try_for_each(|reference| check.reference(reference))
+}
+
+struct Check<'a> {
+    manifest: &'a Manifest,
+    tensors: &'a TensorFile,
+}
+
+fn wrong(name: &str, what: String) -> BundleError {
+    BundleError::Tensor { name: name.to_owned(), what }
+}
+
+fn dims(shape: &[usize]) -> String {
+    let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+impl Check<'_> {
+    fn entry(&self, name: &str) -> Result<&Entry, BundleError> {
+        self.tensors.entry(name).ok_or_else(|| wrong(name, "missing from tensors.txt, but the manifest needs it".into()))
+    }
+
+    /// A tensor of this type and shape; axes of length one do not count.
+    fn plain(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), BundleError> {
+        let entry = self.entry(name)?;
+        let long = |shape: &[usize]| shape.iter().copied().filter(|dim| *dim != 1).collect::<Vec<_>>();
+        if entry.dtype != dtype || long(&entry.shape) != long(shape) {
+            let (found, wanted) = (dims(&entry.shape), dims(shape));
+            return Err(wrong(
+                name,
+                format!("{} {found}; expected {} {wanted}", entry.dtype.name(), dtype.name()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn f32(&self, name: &str, shape: &[usize]) -> Result<(), BundleError> {
+        self.plain(name, DType::F32, shape)
+    }
+
+    /// Packed weights of this many bytes, whatever type they are listed with.
+    fn packed(&self, name: &str, bytes: usize, whose: &str) -> Result<(), BundleError> {
+        let entry = self.entry(name)?;
+        if entry.bytes == bytes {
+            Ok(())
+        } else {
+            Err(wrong(name, format!("{} bytes; expected the {bytes} of {whose}", entry.bytes)))
+        }
+    }
+
+    /// Packed weights of the `gemm` record `key`.
+    fn weights(&self, name: &str, key: &str) -> Result<(), BundleError> {
+        // Present: the manifest's own check asked for every key used here.
+        let bytes = self.manifest.gemms.get(key).map_or(0, |gemm| gemm.b_bytes);
+        self.packed(name, bytes, &format!("`gemm {key}`"))
+    }
+
+    fn text(&self) -> Result<(), BundleError> {
+        let text = &self.manifest.text;
+        let d = text.hidden;
+        for (index, kind) in text.layers.iter().enumerate() {
+            let packed = |part: &str, key: &str| self.weights(&format!("l{index}.g.{part}"), key);
+            let host = |part: &str, shape: &[usize]| self.f32(&format!("l{index}.h.{part}"), shape);
+            packed("in", kind.key())?;
+            packed("o", "o")?;
+            packed("gu", "gu")?;
+            for slice in 0..text.down_slices {
+                packed(&format!("down{slice}"), "down")?;
+            }
+            host("ln1", &[d])?;
+            host("ln2", &[d])?;
+            match kind {
+                LayerKind::Linear => {
+                    let heads = text.lin_value_heads;
+                    host("ba", &[2 * heads, d])?;
+                    host("conv", &[text.conv_channels(), text.conv_kernel])?;
+                    host("A", &[heads])?;
+                    host("dt_bias", &[heads])?;
+                    host("norm", &[text.lin_value_dim])?;
+                },
+                LayerKind::Attention => {
+                    host("q_norm", &[text.head_dim])?;
+                    host("k_norm", &[text.head_dim])?;
+                },
+            }
+        }
+        self.f32("ln_f", &[d])?;
+        let bytes = self.manifest.gemvs.get("head").map_or(0, |head| head.w_words * 4);
+        for part in 0..text.head_parts {
+            self.packed(&format!("head{part}"), bytes, "`gemv head`")?;
+            if text.untied {
+                self.packed(&format!("embed{part}"), bytes, "`gemv head`")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn vision(&self, vision: &VisionParams) -> Result<(), BundleError> {
+        let d = vision.hidden;
+        let slices = |name: &str, count: usize, key: &str| {
+            (0..count).try_for_each(|slice| self.weights(&format!("{name}.{slice}"), key))
+        };
+        self.weights("vis.patch", "v_patch")?;
+        self.factors("vis.patch", "v_patch")?;
+        self.f32("vis.pos", &[vision.pos_side * vision.pos_side, d])?;
+        for block in 0..vision.depth {
+            let name = |part: &str| format!("vis.b{block}.{part}");
+            for part in ["ln1_w", "ln1_b", "ln2_w", "ln2_b"] {
+                self.f32(&name(part), &[d])?;
+            }
+            self.weights(&name("qkv"), "v_qkv")?;
+            self.weights(&name("proj"), "v_proj")?;
+            self.weights(&name("fc1"), "v_fc1")?;
+            slices(&name("fc2"), vision.fc2_slices, "v_fc2")?;
+            for (part, key) in [("qkv", "v_qkv"), ("proj", "v_proj"), ("fc1", "v_fc1"), ("fc2", "v_fc2")] {
+                self.factors(&name(part), key)?;
+            }
+        }
+        self.f32("vis.m_ln_w", &[d])?;
+        self.f32("vis.m_ln_b", &[d])?;
+        for (name, key) in [("vis.m1", "v_m1"), ("vis.m2", "v_m2")] {
+            slices(name, vision.merger_slices, key)?;
+            self.factors(name, key)?;
+        }
+        Ok(())
+    }
+
+    /// The factors of a weight, if it has any: one a column.
+    fn factors(&self, weight: &str, key: &str) -> Result<(), BundleError> {
+        let name = format!("{weight}.f");
+        let columns = self.manifest.gemms.get(key).map_or(0, |gemm| gemm.n);
+        if self.tensors.entry(&name).is_some() { self.f32(&name, &[columns]) } else { Ok(()) }
+    }
+
+    fn reference(&self, reference: &RefRecord) -> Result<(), BundleError> {
+        let vocab = self.manifest.text.vocab;
+        let flat = |what: &str| -> Result<usize, BundleError> {
+            let name = reference.tensor(what);
+            let entry = self.entry(&name)?;
+            let count: usize = entry.shape.iter().product();
+            if entry.dtype != DType::I32 || count == 0 {
+                return Err(wrong(&name, format!("{} {}; expected i32, not empty", entry.dtype.name(), dims(&entry.shape))));
+            }
+            self.ids(&name, vocab)?;
+            Ok(count)
+        };
+        flat("ids")?;
+        let (steps, top) = (flat("tokens")?, flat("top_ids")?);
+        if !top.is_multiple_of(steps) || top / steps < 2 {
+            let what = format!("{top} ids for {steps} steps; expected the same number, two or more, for each step");
+            return Err(wrong(&reference.tensor("top_ids"), what));
+        }
+        let logits = reference.tensor("top_logits");
+        let entry = self.entry(&logits)?;
+        if entry.dtype != DType::F32 || entry.bytes != top * 4 {
+            return Err(wrong(&logits, format!("expected f32, {top} values as in top_ids")));
+        }
+        let Some(vision) = &self.manifest.vision else { return Ok(()) };
+        (0..reference.images).try_for_each(|image| self.image(reference, image, vision))
+    }
+
+    fn ids(&self, name: &str, vocab: usize) -> Result<(), BundleError> {
+        let ids = self.tensors.get(name)?.i32s().unwrap_or(&[]);
+        match ids.iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= vocab)) {
+            Some(id) => Err(wrong(name, format!("token {id} is not in a vocabulary of {vocab}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn image(&self, reference: &RefRecord, image: usize, vision: &VisionParams) -> Result<(), BundleError> {
+        let name = |what: &str| reference.image_tensor(what, image);
+        let rgb = self.entry(&name("rgb"))?;
+        if rgb.dtype != DType::U8 || rgb.shape.len() != 3 || rgb.shape[2] != 3 || rgb.bytes == 0 {
+            return Err(wrong(&name("rgb"), format!("{} {}; expected u8 [H, W, 3]", rgb.dtype.name(), dims(&rgb.shape))));
+        }
+        self.plain(&name("grid"), DType::I32, &[2])?;
+        let grid = self.tensors.get(&name("grid"))?.i32s().unwrap_or(&[]);
+        let side = |index: usize| grid.get(index).and_then(|side| usize::try_from(*side).ok());
+        let patches = match (side(0), side(1)) {
+            (Some(rows), Some(columns)) => rows.checked_mul(columns),
+            _ => None,
+        };
+        let patches = patches.filter(|count| *count > 0 && count.is_multiple_of(vision.merged())).ok_or_else(|| {
+            wrong(&name("grid"), format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge))
+        })?;
+        self.f32(&name("patches"), &[patches, vision.patch_values()])?;
+        self.f32(&name("vision"), &[patches / vision.merged(), vision.out])
+    }
+}
