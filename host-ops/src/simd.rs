@@ -8,7 +8,7 @@
 pub(crate) const LANES: usize = 8;
 
 /// Eight f32.
-pub(crate) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy + crate::gemm::block::Blocks {
     /// All lanes `x`.
     fn splat(x: f32) -> Self;
     /// Eight consecutive values.
@@ -105,7 +105,7 @@ mod x86 {
     /// The AVX2 + FMA implementation. Used only by code that [`super::kernel!`] compiles for these features, after
     /// they were found at run time; each SAFETY line below rests on that.
     #[derive(Clone, Copy)]
-    pub(crate) struct Avx(__m256);
+    pub(crate) struct Avx(pub(crate) __m256);
 
     impl Lanes for Avx {
         #[inline(always)]

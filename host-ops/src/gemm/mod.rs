@@ -1,5 +1,272 @@
 //! Matrix kernels over packed weights: what a GEMM or GEMV kernel of the NPU computes, bit for bit reproducible.
 //!
 //! Every output has one f32 accumulator that starts at zero and takes one fused multiply-add per k, k ascending.
-//! Nothing else touches it before the bias, so GEMM and GEMV, scalar code and SIMD code, and any number of threads
-//! give the same bits.
+//! Nothing else touches it before the bias, so GEMM and GEMV, plain and vector code, and any number of threads give
+//! the same bits.
+//!
+//! With [`Format::Bfp16`] an activation is what the cores make of it: per 8 consecutive k, `hi = Q(a)` and
+//! `lo = Q(a - hi)`, where Q rounds to bfp16ebs8; `hi + lo` is then exact in f32 and multiplies the decoded weight. With
+//! [`Format::F32`] nothing is rounded but the accumulator.
+//!
+//! The working unit is an *atom*: 8 columns of 8 consecutive k, eight blocks one after the other (72 bytes of bfp16).
+
+pub(crate) mod block;
+
+use crate::pack::Format;
+use crate::simd::{Lanes, kernel};
+use block::Blocks;
+
+/// Columns of B that [`gemm`] works on at a time: one column block of the stream.
+pub const BLOCK_COLUMNS: usize = 64;
+/// Rows of A that are interleaved by [`pack_rows`].
+pub const TILE_ROWS: usize = 4;
+/// Columns of one panel: two vectors.
+const PANEL: usize = 16;
+/// k that a tile of C takes at a time, so that its piece of a panel stays in the L1 cache.
+const K_SLICE: usize = 256;
+/// k of one slice of the stream.
+const STREAM_K: usize = 128;
+
+/// Replaces activations by what a bfp16 core multiplies with: `hi + lo`, per 8 values.
+///
+/// # Panics
+/// If the length is no multiple of 8.
+pub fn split(x: &mut [f32]) {
+    assert!(x.len().is_multiple_of(8), "activations come in groups of 8");
+    split_kernel(x);
+}
+
+kernel! {
+    fn split_kernel<V>(x: &mut [f32]) {
+        for group in x.as_chunks_mut().0 {
+            split_group(V::load(group)).store(group);
+        }
+    }
+}
+
+#[inline(always)]
+fn split_group<V: Lanes>(a: V) -> V {
+    let hi = a.quantise();
+    hi.add(a.sub(hi).quantise())
+}
+
+/// Prepares rows of A for [`gemm`]: `rows` is `[R, k]` row-major, R a multiple of [`TILE_ROWS`]; `out`, as long, takes
+/// `[R / 4, k, 4]`, the values split as [`split`] does if `format` asks for it.
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn pack_rows(format: Format, rows: &[f32], k: usize, out: &mut [f32]) {
+    assert!(k > 0 && k.is_multiple_of(8) && rows.len().is_multiple_of(k * TILE_ROWS) && rows.len() == out.len());
+    for (rows, out) in rows.chunks_exact(k * TILE_ROWS).zip(out.chunks_exact_mut(k * TILE_ROWS)) {
+        pack_kernel(format, rows, k, out);
+    }
+}
+
+kernel! {
+    fn pack_kernel<V>(format: Format, rows: &[f32], k: usize, out: &mut [f32]) {
+        let out = out.as_chunks_mut::<TILE_ROWS>().0;
+        for (r, row) in rows.chunks_exact(k).enumerate() {
+            for (group, out) in row.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+                let mut values = *group;
+                if format == Format::Bfp16 {
+                    split_group(V::load(group)).store(&mut values);
+                }
+                for (value, out) in values.iter().zip(out) {
+                    out[r] = *value;
+                }
+            }
+        }
+    }
+}
+
+/// Decodes one column block of a B stream (without its bias chunk) for [`gemm`]: `k` rows of 64 columns;
+/// `panels`: `[4, k, 16]`.
+///
+/// # Panics
+/// If `k` is no multiple of 128 or the lengths do not fit.
+pub fn unpack_block(format: Format, packed: &[u8], k: usize, panels: &mut [f32]) {
+    assert!(k > 0 && k.is_multiple_of(STREAM_K) && packed.len() == k * 8 * format.block_bytes());
+    assert!(panels.len() == k * BLOCK_COLUMNS);
+    unpack_kernel(format, packed, k, panels);
+}
+
+kernel! {
+    fn unpack_kernel<V>(format: Format, packed: &[u8], k: usize, panels: &mut [f32]) {
+        match format {
+            Format::Bfp16 => unpack::<V, 72>(packed, k, panels, V::bfp16_atom),
+            Format::F32 => unpack::<V, 256>(packed, k, panels, V::f32_atom),
+        }
+    }
+}
+
+#[inline(always)]
+fn unpack<V: Lanes, const ATOM: usize>(
+    packed: &[u8],
+    k: usize,
+    panels: &mut [f32],
+    decode: impl Fn(&[u8; ATOM]) -> [V; 8],
+) {
+    let atoms = packed.as_chunks::<ATOM>().0;
+    for (u, unit) in atoms.chunks_exact(STREAM_K / 8).enumerate() {
+        let (slice, group) = (u / 8, u % 8);
+        let start = group / 2 * k * PANEL + slice * STREAM_K * PANEL;
+        let rows = panels[start..start + STREAM_K * PANEL].as_chunks_mut::<PANEL>().0;
+        for (atom, rows) in unit.iter().zip(rows.as_chunks_mut::<8>().0) {
+            for (values, row) in decode(atom).into_iter().zip(rows) {
+                values.store(&mut row.as_chunks_mut::<8>().0[group % 2]);
+            }
+        }
+    }
+}
+
+/// One column block of a matrix product: `a` from [`pack_rows`], `panels` from [`unpack_block`],
+/// `out` `[R, 64]` row-major f32 accumulators.
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn gemm(a: &[f32], panels: &[f32], k: usize, out: &mut [f32]) {
+    assert!(k > 0 && panels.len() == k * BLOCK_COLUMNS);
+    assert!(a.len().is_multiple_of(k * TILE_ROWS) && out.len() == a.len() / k * BLOCK_COLUMNS);
+    gemm_kernel(a, panels, k, out);
+}
+
+kernel! {
+    fn gemm_kernel<V>(a: &[f32], panels: &[f32], k: usize, out: &mut [f32]) {
+        out.fill(0.0);
+        for k0 in (0..k).step_by(K_SLICE) {
+            let slice = k0..(k0 + K_SLICE).min(k);
+            for (p, panel) in panels.chunks_exact(k * PANEL).enumerate() {
+                let panel = panel[slice.start * PANEL..slice.end * PANEL].as_chunks::<PANEL>().0;
+                for (rows, out) in a.chunks_exact(k * TILE_ROWS).zip(out.chunks_exact_mut(TILE_ROWS * BLOCK_COLUMNS)) {
+                    let rows = rows[slice.start * TILE_ROWS..slice.end * TILE_ROWS].as_chunks::<TILE_ROWS>().0;
+                    tile::<V>(rows, panel, out, p);
+                }
+            }
+        }
+    }
+}
+
+/// Adds to four rows of one panel's 16 columns.
+#[inline(always)]
+fn tile<V: Lanes>(rows: &[[f32; TILE_ROWS]], panel: &[[f32; PANEL]], out: &mut [f32], p: usize) {
+    let out = out.as_chunks_mut::<8>().0;
+    let at = |r: usize, half: usize| r * (BLOCK_COLUMNS / 8) + 2 * p + half;
+    let mut acc: [[V; 2]; TILE_ROWS] = std::array::from_fn(|r| std::array::from_fn(|half| V::load(&out[at(r, half)])));
+    for (a, b) in rows.iter().zip(panel) {
+        let [b0, b1] = *b.as_chunks::<8>().0 else { unreachable!("a panel has two vectors") };
+        let b = [V::load(&b0), V::load(&b1)];
+        for r in 0..TILE_ROWS {
+            let a = V::splat(a[r]);
+            acc[r] = [a.fma(b[0], acc[r][0]), a.fma(b[1], acc[r][1])];
+        }
+    }
+    for (r, row) in acc.into_iter().enumerate() {
+        for (half, v) in row.into_iter().enumerate() {
+            v.store(&mut out[at(r, half)]);
+        }
+    }
+}
+
+/// A matrix-vector product over one column block of a B stream (without its bias chunk): `x` `[k]`, already
+/// [`split`] if the format asks for it; `y` takes the 64 f32 accumulators.
+///
+/// # Panics
+/// If the lengths do not fit or k is no multiple of 128.
+pub fn gemv_block(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_COLUMNS]) {
+    let k = x.len();
+    assert!(k > 0 && k.is_multiple_of(STREAM_K) && packed.len() == k * 8 * format.block_bytes());
+    gemv_block_kernel(format, packed, x, y);
+}
+
+kernel! {
+    fn gemv_block_kernel<V>(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_COLUMNS]) {
+        match format {
+            Format::Bfp16 => stream_block::<V, 72>(packed, x, y, V::bfp16_atom),
+            Format::F32 => stream_block::<V, 256>(packed, x, y, V::f32_atom),
+        }
+    }
+}
+
+#[inline(always)]
+fn stream_block<V: Lanes, const ATOM: usize>(
+    packed: &[u8],
+    x: &[f32],
+    y: &mut [f32; BLOCK_COLUMNS],
+    decode: impl Fn(&[u8; ATOM]) -> [V; 8],
+) {
+    const UNIT: usize = STREAM_K / 8;
+    let mut acc = [[V::splat(0.0); 4]; 2];
+    let atoms = packed.as_chunks::<ATOM>().0;
+    for (x, slice) in x.chunks_exact(STREAM_K).zip(atoms.chunks_exact(8 * UNIT)) {
+        for (acc, units) in acc.iter_mut().zip(slice.chunks_exact(4 * UNIT)) {
+            groups(std::array::from_fn(|g| &units[g * UNIT..][..UNIT]), x, acc, &decode);
+        }
+    }
+    for (v, y) in acc.into_iter().flatten().zip(y.as_chunks_mut().0) {
+        v.store(y);
+    }
+}
+
+/// A matrix-vector product over rows in the row layout: `packed` holds `y.len() / 8` groups of `x.len() / 8` atoms; `x`
+/// is already [`split`] if the format asks for it.
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn gemv_rows(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
+    assert!(!x.is_empty() && x.len().is_multiple_of(8) && y.len().is_multiple_of(8));
+    assert!(packed.len() == y.len() / 8 * x.len() * format.block_bytes());
+    gemv_rows_kernel(format, packed, x, y);
+}
+
+kernel! {
+    fn gemv_rows_kernel<V>(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
+        match format {
+            Format::Bfp16 => row_groups::<V, 72>(packed, x, y, V::bfp16_atom),
+            Format::F32 => row_groups::<V, 256>(packed, x, y, V::f32_atom),
+        }
+    }
+}
+
+#[inline(always)]
+fn row_groups<V: Lanes, const ATOM: usize>(
+    packed: &[u8],
+    x: &[f32],
+    y: &mut [f32],
+    decode: impl Fn(&[u8; ATOM]) -> [V; 8],
+) {
+    let n = x.len() / 8;
+    let atoms = packed.as_chunks::<ATOM>().0;
+    let fours = y.len() / 32;
+    for (y, atoms) in y.chunks_exact_mut(32).zip(atoms.chunks_exact(4 * n)) {
+        let mut acc = [V::splat(0.0); 4];
+        groups(std::array::from_fn(|g| &atoms[g * n..][..n]), x, &mut acc, &decode);
+        for (v, y) in acc.into_iter().zip(y.as_chunks_mut().0) {
+            v.store(y);
+        }
+    }
+    for (y, atoms) in y[fours * 32..].as_chunks_mut().0.iter_mut().zip(atoms[fours * 4 * n..].chunks_exact(n)) {
+        let mut acc = [V::splat(0.0)];
+        groups([atoms], x, &mut acc, &decode);
+        acc[0].store(y);
+    }
+}
+
+/// Walks G groups of 8 columns side by side: their chains of additions are independent and hide each other's latency.
+#[inline(always)]
+fn groups<V: Lanes, const G: usize, const ATOM: usize>(
+    atoms: [&[[u8; ATOM]]; G],
+    x: &[f32],
+    acc: &mut [V; G],
+    decode: &impl Fn(&[u8; ATOM]) -> [V; 8],
+) {
+    for (i, x) in x.as_chunks::<8>().0.iter().enumerate() {
+        for (acc, atoms) in acc.iter_mut().zip(atoms) {
+            for (w, &x) in decode(&atoms[i]).into_iter().zip(x) {
+                *acc = w.fma(V::splat(x), *acc);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+use super::*;
+use crate::bfp16;
+use crate::simd::plain;
+use crate::testing::{Random, bits};
+
+/// Random blocks of every exponent that matters, and activations to go with them.
+fn packed(random: &mut Random, format: Format, values: usize) -> Vec<u8> {
+    match format {
+        Format::Bfp16 => (0..values / 8)
+            .flat_map(|_| {
+                let mut block: [u8; 9] = std::array::from_fn(|_| random.next() as u8);
+                block[0] = match random.next() % 16 {
+                    0 => 0,
+                    1 => (random.next() % 12) as u8,
+                    _ => 110 + (random.next() % 24) as u8,
+                };
+                block
+            })
+            .collect(),
+        Format::F32 => random.normal(values).iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// The value of (k, column) of a column block, by the layout's formula.
+fn stream_value(format: Format, packed: &[u8], k: usize, column: usize) -> f32 {
+    let block = (((k / 128 * 8 + column / 8) * 16 + k % 128 / 8) * 8 + column % 8) * format.block_bytes();
+    value(format, &packed[block..], k % 8)
+}
+
+fn value(format: Format, block: &[u8], k: usize) -> f32 {
+    match format {
+        Format::Bfp16 => block[1 + k] as i8 as f32 * 2f32.powi(i32::from(block[0]) - 133),
+        Format::F32 => f32::from_le_bytes(block[4 * k..4 * k + 4].try_into().unwrap()),
+    }
+}
+
+fn split_of(format: Format, x: &[f32]) -> Vec<f32> {
+    let mut x = x.to_vec();
+    if format == Format::Bfp16 {
+        split(&mut x);
+    }
+    x
+}
+
+#[test]
+fn split_is_two_rounds_of_the_block_format() {
+    let mut random = Random::new(7);
+    for round in 0..2000 {
+        let mut x: [f32; 8] =
+            std::array::from_fn(|_| random.normal(1)[0] * 2f32.powi((random.next() % 40) as i32 - 30));
+        if round % 3 == 0 {
+            x = x.map(|x| half::bf16::from_f32(x).to_f32());
+        }
+        match round % 10 {
+            1 => x[3] = -0.0,
+            2 => x[5] = -1e-20,
+            3 => x = x.map(|x| x * 1e-37),
+            4 => x = [0.0, -0.0, 0.0, 0.0, -0.0, 0.0, 0.0, 0.0],
+            5 => x = x.map(|x| x * 1e37),
+            _ => {}
+        }
+        let q = |x: &[f32; 8]| bfp16::decode_block(&bfp16::encode_block(x));
+        let hi = q(&x);
+        let lo = q(&std::array::from_fn(|i| x[i] - hi[i]));
+        let expected: [f32; 8] = std::array::from_fn(|i| hi[i] + lo[i]);
+        let mut wide = x;
+        split(&mut wide);
+        let mut narrow = x;
+        plain(|| split(&mut narrow));
+        assert_eq!(bits(&wide), bits(&expected), "{x:?}");
+        assert_eq!(bits(&narrow), bits(&expected), "{x:?}");
+    }
+}
+
+#[test]
+fn bf16_values_of_like_size_split_without_loss() {
+    let mut random = Random::new(8);
+    for _ in 0..500 {
+        let x: [f32; 8] = std::array::from_fn(|_| half::bf16::from_f32(1.0 + 7.0 * random.uniform()).to_f32());
+        let mut y = x;
+        split(&mut y);
+        assert_eq!(x, y);
+    }
+}
+
+#[test]
+fn products_are_chains_of_fused_additions_in_every_kernel() {
+    let mut random = Random::new(9);
+    for format in [Format::Bfp16, Format::F32] {
+        for (k, rows) in [(128, 4), (512, 8), (640, 64)] {
+            let a = random.normal(rows * k);
+            let b = packed(&mut random, format, k * 64);
+            let mut expected = Vec::new();
+            for row in split_of(format, &a).chunks_exact(k) {
+                for column in 0..64 {
+                    let w = |k| stream_value(format, &b, k, column);
+                    expected.push(row.iter().enumerate().fold(0.0, |acc: f32, (k, x)| x.mul_add(w(k), acc)));
+                }
+            }
+            let run = || {
+                let (mut tiles, mut panels, mut c) = (vec![0.0; rows * k], vec![0.0; k * 64], vec![1.0; rows * 64]);
+                pack_rows(format, &a, k, &mut tiles);
+                unpack_block(format, &b, k, &mut panels);
+                gemm(&tiles, &panels, k, &mut c);
+                let mut y = [2.0; 64];
+                gemv_block(format, &b, &split_of(format, &a[..k]), &mut y);
+                (c, y)
+            };
+            for (c, y) in [run(), plain(run)] {
+                assert_eq!(bits(&c), bits(&expected), "{format:?} k {k} rows {rows}");
+                assert_eq!(bits(&y), bits(&expected[..64]), "{format:?} k {k}");
+            }
+        }
+    }
+}
+
+#[test]
+fn row_layout_products_are_the_same_chains() {
+    let mut random = Random::new(10);
+    for format in [Format::Bfp16, Format::F32] {
+        for (k, rows) in [(8, 8), (64, 40), (512, 96), (520, 56)] {
+            let x = random.normal(k);
+            let w = packed(&mut random, format, rows * k);
+            let split = split_of(format, &x);
+            let block = |r: usize, k8: usize| ((r / 8) * (k / 8) + k8) * 8 + r % 8;
+            let expected: Vec<f32> = (0..rows)
+                .map(|r| {
+                    let w = |i: usize| value(format, &w[block(r, i / 8) * format.block_bytes()..], i % 8);
+                    split.iter().enumerate().fold(0.0, |acc: f32, (i, x)| x.mul_add(w(i), acc))
+                })
+                .collect();
+            let run = || {
+                let mut y = vec![3.0; rows];
+                gemv_rows(format, &w, &split, &mut y);
+                y
+            };
+            assert_eq!(bits(&run()), bits(&expected), "{format:?} k {k} rows {rows}");
+            assert_eq!(bits(&plain(run)), bits(&expected), "{format:?} k {k} rows {rows}");
+        }
+    }
+}
