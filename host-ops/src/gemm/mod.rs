@@ -14,7 +14,6 @@ pub(crate) mod block;
 
 use crate::pack::Format;
 use crate::simd::{Lanes, kernel};
-use block::Blocks;
 
 /// Columns of B that [`gemm`] works on at a time: one column block of the stream.
 pub const BLOCK_COLUMNS: usize = 64;

@@ -29,7 +29,7 @@ fn stream_value(format: Format, packed: &[u8], k: usize, column: usize) -> f32 {
 
 fn value(format: Format, block: &[u8], k: usize) -> f32 {
     match format {
-        Format::Bfp16 => block[1 + k] as i8 as f32 * 2f32.powi(i32::from(block[0]) - 133),
+        Format::Bfp16 => (f64::from(block[1 + k] as i8) * 2f64.powi(i32::from(block[0]) - 133)) as f32,
         Format::F32 => f32::from_le_bytes(block[4 * k..4 * k + 4].try_into().unwrap()),
     }
 }
