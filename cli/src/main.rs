@@ -1,3 +1,58 @@
 //! Qwen3.5 chat on AMD Ryzen AI NPUs through the amdxdna driver alone.
+#![deny(unsafe_code)]
 
-fn main() {}
+mod arguments;
+mod check;
+mod contracts;
+mod demo;
+mod device;
+mod error;
+mod export;
+mod flags;
+mod help;
+mod interrupt;
+mod npu;
+mod output;
+mod picture;
+mod prompt;
+mod talk;
+
+use arguments::Request;
+use error::CliError;
+use runtime::bundle::WeightFormat;
+use runtime::export::{ExportOptions, VisionExport};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !matches!(error, CliError::Closed) {
+                output::note(&error);
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run() -> Result<(), CliError> {
+    match arguments::parse(std::env::args_os().skip(1))? {
+        Request::Chat { bundle, talk } => talk::run(&bundle, &talk),
+        Request::Demo { talk } => talk::run(&demo::bundle()?, &talk),
+        Request::Check { bundle, run } => check::run(&bundle, &run),
+        Request::Export { checkpoint, bundle, refs, vision, f32, kernels_from, threads } => {
+            let options = ExportOptions {
+                refs,
+                vision: if vision { VisionExport::W8 } else { VisionExport::None },
+                format: if f32 { WeightFormat::F32 } else { WeightFormat::Bfp16 },
+                kernels_from,
+                threads,
+                ..ExportOptions::new(checkpoint, bundle)
+            };
+            export::run(&options)
+        }
+        Request::Devices => npu::list(),
+        Request::Help(command) => output::answer(&help::text(command)),
+        Request::Version => output::answer(&format!("{} {}\n", help::NAME, env!("CARGO_PKG_VERSION"))),
+    }
+}

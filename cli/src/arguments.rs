@@ -1,0 +1,374 @@
+//! The command line, parsed and checked.
+
+use crate::flags::{COMMANDS, Command, Flag, FlagSpec, command_spec, flag_named};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Where to run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum DeviceChoice {
+    /// An NPU that works, else the software NPU.
+    #[default]
+    Auto,
+    /// An NPU, or an error.
+    Npu,
+    /// The software NPU.
+    Model,
+    /// This device node, or an error.
+    Node(PathBuf),
+}
+
+/// Where prompts come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PromptSource {
+    Text(String),
+    /// `-` is standard input.
+    File(PathBuf),
+    Interactive,
+}
+
+/// What all commands that run a model share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RunOptions {
+    pub(crate) device: DeviceChoice,
+    pub(crate) max_ctx: usize,
+    /// 0 takes what the machine has.
+    pub(crate) threads: usize,
+    pub(crate) timing: bool,
+}
+
+/// A conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TalkOptions {
+    pub(crate) prompt: PromptSource,
+    pub(crate) system: Option<String>,
+    pub(crate) images: Vec<PathBuf>,
+    pub(crate) thinking: bool,
+    pub(crate) max_new: usize,
+    pub(crate) run: RunOptions,
+}
+
+/// What was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Request {
+    Chat {
+        bundle: PathBuf,
+        talk: TalkOptions,
+    },
+    Demo {
+        talk: TalkOptions,
+    },
+    Check {
+        bundle: PathBuf,
+        run: RunOptions,
+    },
+    Export {
+        checkpoint: PathBuf,
+        bundle: PathBuf,
+        refs: Option<PathBuf>,
+        vision: bool,
+        f32: bool,
+        kernels_from: Option<PathBuf>,
+        threads: usize,
+    },
+    Devices,
+    Help(Option<Command>),
+    Version,
+}
+
+const DEFAULT_MAX_NEW: usize = 1024;
+const DEFAULT_MAX_CTX: usize = 8192;
+/// What Qwen3.5 was trained for. The cache is allocated at once.
+const MAX_CTX: usize = 262_144;
+const MAX_THREADS: usize = 1024;
+
+/// A command line that means nothing.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum UsageError {
+    #[error("{0}")]
+    Syntax(String),
+    #[error("unknown flag --{0}")]
+    UnknownFlag(String),
+    #[error("--{flag} means nothing to `{command}`")]
+    NotHere { flag: &'static str, command: &'static str },
+    #[error("--{0} was given twice")]
+    Twice(&'static str),
+    #[error("--{flag} {given}: expected {expected}")]
+    Value { flag: &'static str, given: String, expected: &'static str },
+    #[error("<{0}> is missing")]
+    Missing(&'static str),
+    #[error("one argument too many: {0:?}")]
+    TooMany(OsString),
+    #[error("nothing to ask: give --prompt, --prompt-file or --interactive")]
+    NoPrompt,
+    #[error("--{0} and --{1} exclude each other")]
+    Exclusive(&'static str, &'static str),
+}
+
+impl From<lexopt::Error> for UsageError {
+    fn from(error: lexopt::Error) -> Self {
+        Self::Syntax(error.to_string())
+    }
+}
+
+/// Everything as given, before it is known to belong together.
+#[derive(Default)]
+struct Given {
+    prompt: Option<String>,
+    prompt_file: Option<PathBuf>,
+    system: Option<String>,
+    images: Vec<PathBuf>,
+    thinking: bool,
+    max_new: Option<usize>,
+    max_ctx: Option<usize>,
+    interactive: bool,
+    timing: bool,
+    device: DeviceChoice,
+    threads: usize,
+    refs: Option<PathBuf>,
+    vision: Option<bool>,
+    f32: Option<bool>,
+    kernels_from: Option<PathBuf>,
+}
+
+/// Parses what follows the program's name.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UsageError> {
+    use lexopt::Arg;
+    let mut parser = lexopt::Parser::from_args(arguments);
+    let mut command: Option<Command> = None;
+    let mut positional: Vec<OsString> = Vec::new();
+    let mut given = Given::default();
+    let mut seen: Vec<&'static FlagSpec> = Vec::new();
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Value(word) => {
+                if command.is_none() {
+                    let named = COMMANDS.iter().find(|spec| !spec.word.is_empty() && word == spec.word);
+                    command = Some(named.map_or(Command::Chat, |spec| spec.command));
+                    if named.is_some() {
+                        continue;
+                    }
+                }
+                positional.push(word);
+            }
+            Arg::Short('h') => return Ok(Request::Help(command)),
+            Arg::Short('V') => return Ok(Request::Version),
+            Arg::Short(letter) => return Err(UsageError::Syntax(format!("unknown flag -{letter}"))),
+            Arg::Long(name) => {
+                let Some(spec) = flag_named(name) else { return Err(UsageError::UnknownFlag(name.to_owned())) };
+                match spec.flag {
+                    Flag::Help => return Ok(Request::Help(command)),
+                    Flag::Version => return Ok(Request::Version),
+                    _ => {}
+                }
+                if !spec.repeats && seen.iter().any(|other| other.flag == spec.flag) {
+                    return Err(UsageError::Twice(spec.name));
+                }
+                seen.push(spec);
+                let value = if spec.value.is_some() { parser.value()? } else { OsString::new() };
+                given.take(spec, value)?;
+            }
+        }
+    }
+    let Some(command) = command else {
+        return if seen.is_empty() { Ok(Request::Help(None)) } else { Err(UsageError::Missing("bundle")) };
+    };
+    let spec = command_spec(command);
+    if let Some(flag) = seen.iter().find(|flag| !flag.commands.contains(&command)) {
+        let command = if spec.word.is_empty() { "<bundle>" } else { spec.word };
+        return Err(UsageError::NotHere { flag: flag.name, command });
+    }
+    if let Some(extra) = positional.get(spec.positional.len()) {
+        return Err(UsageError::TooMany(extra.clone()));
+    }
+    if let Some(missing) = spec.positional.get(positional.len()) {
+        return Err(UsageError::Missing(missing));
+    }
+    let mut positional = positional.into_iter().map(PathBuf::from);
+    let mut next = || positional.next().unwrap_or_default();
+    Ok(match command {
+        Command::Chat => Request::Chat { bundle: next(), talk: given.talk()? },
+        Command::Demo => Request::Demo { talk: given.talk()? },
+        Command::Check => Request::Check { bundle: next(), run: given.run() },
+        Command::Export => Request::Export {
+            checkpoint: next(),
+            bundle: next(),
+            refs: given.refs,
+            vision: given.vision.unwrap_or(true),
+            f32: given.f32.unwrap_or(false),
+            kernels_from: given.kernels_from,
+            threads: given.threads,
+        },
+        Command::Devices => Request::Devices,
+    })
+}
+
+impl Given {
+    fn take(&mut self, spec: &'static FlagSpec, value: OsString) -> Result<(), UsageError> {
+        match spec.flag {
+            Flag::Prompt => self.prompt = Some(text(spec, value)?),
+            Flag::PromptFile => self.prompt_file = Some(value.into()),
+            Flag::System => self.system = Some(text(spec, value)?),
+            Flag::Image => self.images.push(value.into()),
+            Flag::Thinking => self.thinking = true,
+            Flag::MaxNew => self.max_new = Some(bounded(spec, value, usize::MAX, "a whole number, 1 or more")?),
+            Flag::MaxCtx => self.max_ctx = Some(bounded(spec, value, MAX_CTX, "a whole number from 1 to 262144")?),
+            Flag::Interactive => self.interactive = true,
+            Flag::Timing => self.timing = true,
+            Flag::Device => {
+                self.device = match text(spec, value)?.as_str() {
+                    "auto" => DeviceChoice::Auto,
+                    "npu" => DeviceChoice::Npu,
+                    "model" => DeviceChoice::Model,
+                    node if node.starts_with('/') => DeviceChoice::Node(node.into()),
+                    other => return Err(wrong(spec, other, "auto, npu, model or the path of a device node")),
+                }
+            }
+            Flag::Threads => self.threads = bounded(spec, value, MAX_THREADS, "a whole number from 1 to 1024")?,
+            Flag::Refs => self.refs = Some(value.into()),
+            Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
+            Flag::Format => self.f32 = Some(either(spec, value, "f32", "bfp16", "bfp16 or f32")?),
+            Flag::KernelsFrom => self.kernels_from = Some(value.into()),
+            // Answered before anything else is looked at.
+            Flag::Help | Flag::Version => {}
+        }
+        Ok(())
+    }
+
+    fn run(&self) -> RunOptions {
+        RunOptions {
+            device: self.device.clone(),
+            max_ctx: self.max_ctx.unwrap_or(DEFAULT_MAX_CTX),
+            threads: self.threads,
+            timing: self.timing,
+        }
+    }
+
+    fn talk(self) -> Result<TalkOptions, UsageError> {
+        let run = self.run();
+        let prompt = match (self.prompt, self.prompt_file, self.interactive) {
+            (Some(text), None, false) => PromptSource::Text(text),
+            (None, Some(file), false) => PromptSource::File(file),
+            (None, None, true) => PromptSource::Interactive,
+            (None, None, false) => return Err(UsageError::NoPrompt),
+            (Some(_), Some(_), _) => return Err(UsageError::Exclusive("prompt", "prompt-file")),
+            (Some(_), None, true) => return Err(UsageError::Exclusive("prompt", "interactive")),
+            (None, Some(_), true) => return Err(UsageError::Exclusive("prompt-file", "interactive")),
+        };
+        Ok(TalkOptions {
+            prompt,
+            system: self.system,
+            images: self.images,
+            thinking: self.thinking,
+            max_new: self.max_new.unwrap_or(DEFAULT_MAX_NEW),
+            run,
+        })
+    }
+}
+
+fn wrong(spec: &'static FlagSpec, given: &str, expected: &'static str) -> UsageError {
+    UsageError::Value { flag: spec.name, given: given.to_owned(), expected }
+}
+
+fn text(spec: &'static FlagSpec, value: OsString) -> Result<String, UsageError> {
+    value.into_string().map_err(|raw| wrong(spec, &raw.to_string_lossy(), "UTF-8 text"))
+}
+
+fn bounded(spec: &'static FlagSpec, value: OsString, most: usize, expected: &'static str) -> Result<usize, UsageError> {
+    let word = text(spec, value)?;
+    match word.parse::<usize>() {
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        _ => Err(wrong(spec, &word, expected)),
+    }
+}
+
+/// Whether the value is `yes` rather than `no`.
+fn either(
+    spec: &'static FlagSpec,
+    value: OsString,
+    yes: &str,
+    no: &str,
+    expected: &'static str,
+) -> Result<bool, UsageError> {
+    let word = text(spec, value)?;
+    if word == yes {
+        Ok(true)
+    } else if word == no {
+        Ok(false)
+    } else {
+        Err(wrong(spec, &word, expected))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Result<Request, UsageError> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn a_full_line_is_understood() {
+        let request = words(
+            "b --prompt hello --system be --image a.png --image b.jpg --thinking --max-new 7 --max-ctx=99 --timing \
+             --device /dev/accel/accel3 --threads 2",
+        );
+        let run = RunOptions {
+            device: DeviceChoice::Node("/dev/accel/accel3".into()),
+            max_ctx: 99,
+            threads: 2,
+            timing: true,
+        };
+        let talk = TalkOptions {
+            prompt: PromptSource::Text("hello".into()),
+            system: Some("be".into()),
+            images: vec!["a.png".into(), "b.jpg".into()],
+            thinking: true,
+            max_new: 7,
+            run,
+        };
+        assert_eq!(request, Ok(Request::Chat { bundle: "b".into(), talk }));
+    }
+
+    #[test]
+    fn defaults_are_finite() {
+        let Ok(Request::Demo { talk }) = words("demo --prompt-file -") else { panic!() };
+        assert_eq!((talk.max_new, talk.run.max_ctx), (1024, 8192));
+        assert_eq!(talk.run.device, DeviceChoice::Auto);
+        assert_eq!(talk.prompt, PromptSource::File("-".into()));
+    }
+
+    #[test]
+    fn wrong_lines_say_what_is_wrong() {
+        for (line, message) in [
+            ("b --prompt x --frobnicate", "unknown flag --frobnicate"),
+            ("b --prompt x -q", "unknown flag -q"),
+            ("b", "nothing to ask: give --prompt, --prompt-file or --interactive"),
+            ("b --prompt x --max-new 0", "--max-new 0: expected a whole number, 1 or more"),
+            ("b --prompt x --max-new -3", "--max-new -3: expected a whole number, 1 or more"),
+            ("b --prompt x --max-ctx 1e3", "--max-ctx 1e3: expected a whole number from 1 to 262144"),
+            ("b --prompt x --prompt y", "--prompt was given twice"),
+            ("b --prompt x --interactive", "--prompt and --interactive exclude each other"),
+            ("b c --prompt x", "one argument too many: \"c\""),
+            ("--prompt x", "<bundle> is missing"),
+            ("check", "<bundle> is missing"),
+            ("export a", "<bundle> is missing"),
+            ("check b --prompt x", "--prompt means nothing to `check`"),
+            ("export a b --vision w16", "--vision w16: expected w8 or none"),
+            ("b --prompt x --device gpu", "--device gpu: expected auto, npu, model or the path of a device node"),
+        ] {
+            assert_eq!(words(line).map_err(|error| error.to_string()), Err(message.to_owned()), "{line}");
+        }
+        assert!(words("b --prompt").is_err());
+    }
+
+    #[test]
+    fn help_needs_nothing_else() {
+        assert_eq!(words(""), Ok(Request::Help(None)));
+        assert_eq!(words("--help"), Ok(Request::Help(None)));
+        assert_eq!(words("export --help"), Ok(Request::Help(Some(Command::Export))));
+        assert_eq!(words("--version"), Ok(Request::Version));
+    }
+}

@@ -1,0 +1,93 @@
+//! Which NPU a bundle runs on.
+
+use crate::arguments::{DeviceChoice, RunOptions};
+use crate::contracts;
+use crate::error::{CliError, one_line};
+use crate::npu;
+use crate::output::{ProgressLine, note};
+use npu_model::{Config, Model};
+use runtime::bundle::Bundle;
+use runtime::npu::Npu;
+use runtime::{Chat, ChatError, LoadOptions, Progress};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A loaded model, and where it runs.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) chat: Chat,
+    /// A device node, or the software NPU.
+    pub(crate) device: String,
+    /// Seconds that loading took.
+    pub(crate) seconds: f64,
+    /// Keeps the software NPU alive, and lets it be asked.
+    pub(crate) model: Option<Arc<Model>>,
+}
+
+/// The software NPU has no node; this is what its opener is asked for.
+const SOFTWARE: &str = "the software NPU";
+
+/// Opens the bundle and loads it where `run` says. `vision` is whether pictures will be shown.
+pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
+    let bundle = open(path)?;
+    match &run.device {
+        DeviceChoice::Model => on_model(path, bundle, run, vision),
+        DeviceChoice::Node(node) => on_node(bundle, node, run, vision),
+        DeviceChoice::Npu => on_node(bundle, &npu::usable()?, run, vision),
+        DeviceChoice::Auto => {
+            let attempt = match npu::fits(&bundle).and_then(|()| npu::usable()) {
+                Ok(node) => on_node(bundle, &node, run, vision),
+                Err(reason) => Err(reason),
+            };
+            match attempt {
+                Err(reason @ (CliError::Device(_) | CliError::Chat(ChatError::Npu(_)))) => {
+                    note(&format_args!("running on {SOFTWARE}, which is slow: {}", one_line(&reason)));
+                    on_model(path, open(path)?, run, vision)
+                }
+                other => other,
+            }
+        }
+    }
+}
+
+pub(crate) fn open(path: &Path) -> Result<Bundle, CliError> {
+    Bundle::open(path).map_err(|source| CliError::Bundle { path: path.to_owned(), source })
+}
+
+fn on_node(bundle: Bundle, node: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
+    npu::fits(&bundle)?;
+    let start = Instant::now();
+    let npu = Npu::open(&*npu::opener(), node).map_err(ChatError::from)?;
+    let chat = chat(bundle, npu, run, vision)?;
+    Ok(Loaded { chat, device: node.display().to_string(), seconds: start.elapsed().as_secs_f64(), model: None })
+}
+
+fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
+    let start = Instant::now();
+    let mut config = Config::default();
+    if run.threads > 0 {
+        config.threads = run.threads;
+    }
+    let model = Model::new(config);
+    if !npu::is_for_software(&bundle)? {
+        contracts::teach(&model, &bundle)
+            .map_err(|error| CliError::Device(format!("bundle {}: {error}", path.display())))?;
+    }
+    let npu = Npu::open(&*model, Path::new(SOFTWARE)).map_err(ChatError::from)?;
+    let chat = chat(bundle, npu, run, vision)?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Loaded { chat, device: SOFTWARE.into(), seconds, model: Some(model) })
+}
+
+fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool) -> Result<Chat, CliError> {
+    let options = LoadOptions { max_ctx: run.max_ctx, threads: run.threads, vision, ..LoadOptions::default() };
+    let mut line = ProgressLine::new();
+    let chat = Chat::load(bundle, npu, options, &mut |progress| match progress {
+        Progress::Tokenizer => line.show(|| "loading the tokenizer".into()),
+        Progress::Kernels { done, total } => line.share("loading kernels", done as u64, total as u64),
+        Progress::Weights { done, total } => line.share("loading weights", done, total),
+        Progress::Ready => line.clear(),
+    })?;
+    Ok(chat)
+}

@@ -1,0 +1,84 @@
+//! How a run can end badly, and the code that the shell sees.
+
+use crate::arguments::UsageError;
+use runtime::ChatError;
+use runtime::bundle::BundleError;
+use runtime::export::ExportError;
+use std::path::PathBuf;
+
+/// Why the program did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum CliError {
+    /// The command line means nothing.
+    #[error("{0} (see `qwen35-direct --help`)")]
+    Usage(#[from] UsageError),
+    /// Whoever read standard output has gone. Nothing to say, and nobody to say it to.
+    #[error("standard output was closed")]
+    Closed,
+    /// Standard output cannot be written for another reason, such as a full disk.
+    #[error("writing the answer to standard output: {0}")]
+    Output(std::io::Error),
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+    /// The bundle is not usable.
+    #[error("bundle {}: {source}", path.display())]
+    Bundle {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: BundleError,
+    },
+    /// Loading or answering failed.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The export failed.
+    #[error("export: {0}")]
+    Export(#[from] ExportError),
+    /// A picture cannot be used.
+    #[error("picture {}: {what}", path.display())]
+    Picture {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// A prompt cannot be read.
+    #[error("prompt from {from}: {what}")]
+    Prompt {
+        /// The file, or standard input.
+        from: String,
+        /// Why not.
+        what: String,
+    },
+    /// No NPU can be used, and one was asked for.
+    #[error("{0}")]
+    Device(String),
+    /// The references of a bundle did not come out.
+    #[error("check failed: see the table")]
+    CheckFailed,
+    /// There is nothing to check with.
+    #[error("bundle {}: it holds no reference runs; export with --refs to have some", .0.display())]
+    NoReferences(PathBuf),
+    /// The demo model is not where it should be.
+    #[error("the demo model was not found: looked for {0}; set QWEN35_DEMO_BUNDLE to its directory")]
+    NoDemo(String),
+}
+
+impl CliError {
+    /// 0 fine, 1 failed, 2 wrong use, 130 interrupted.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Closed => 0,
+            Self::Usage(_) => 2,
+            Self::Interrupted => 130,
+            _ => 1,
+        }
+    }
+}
+
+/// An error on one line, whatever its parts put into it.
+pub(crate) fn one_line(error: &dyn std::fmt::Display) -> String {
+    error.to_string().split(['\n', '\r']).map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,194 @@
+//! Every command and every flag, once. Parsing, `--help` and the manual page come from these tables.
+
+/// What the program is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    Chat,
+    Check,
+    Export,
+    Demo,
+    Devices,
+}
+
+/// A command, its words and its place in the help.
+pub(crate) struct CommandSpec {
+    pub(crate) command: Command,
+    /// The first word; empty for the command that has none.
+    pub(crate) word: &'static str,
+    /// Positional arguments, all required.
+    pub(crate) positional: &'static [&'static str],
+    pub(crate) help: &'static str,
+}
+
+pub(crate) const COMMANDS: &[CommandSpec] = &[
+    CommandSpec {
+        command: Command::Chat,
+        word: "",
+        positional: &["bundle"],
+        help: "answers a prompt, with or without pictures",
+    },
+    CommandSpec {
+        command: Command::Check,
+        word: "check",
+        positional: &["bundle"],
+        help: "runs the bundle's reference conversations and compares: tokenizer, pictures, logits",
+    },
+    CommandSpec {
+        command: Command::Export,
+        word: "export",
+        positional: &["checkpoint", "bundle"],
+        help: "makes a bundle of a Hugging Face checkpoint",
+    },
+    CommandSpec {
+        command: Command::Demo,
+        word: "demo",
+        positional: &[],
+        help: "answers with the small model that comes with the program",
+    },
+    CommandSpec {
+        command: Command::Devices,
+        word: "devices",
+        positional: &[],
+        help: "lists the NPUs of this machine, and what keeps them from being used",
+    },
+];
+
+/// What a flag is, for the parser's `match`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flag {
+    Prompt,
+    PromptFile,
+    System,
+    Image,
+    Thinking,
+    MaxNew,
+    MaxCtx,
+    Interactive,
+    Timing,
+    Device,
+    Threads,
+    Refs,
+    Vision,
+    Format,
+    KernelsFrom,
+    Help,
+    Version,
+}
+
+/// A flag, its value and its place in the help.
+pub(crate) struct FlagSpec {
+    pub(crate) flag: Flag,
+    pub(crate) name: &'static str,
+    /// What its value is called; `None` for a switch.
+    pub(crate) value: Option<&'static str>,
+    pub(crate) repeats: bool,
+    pub(crate) help: &'static str,
+    /// Where it means something.
+    pub(crate) commands: &'static [Command],
+}
+
+const TALKS: &[Command] = &[Command::Chat, Command::Demo];
+const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
+const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export];
+const EXPORTS: &[Command] = &[Command::Export];
+const ALL: &[Command] = &[Command::Chat, Command::Check, Command::Export, Command::Demo, Command::Devices];
+
+const fn switch(flag: Flag, name: &'static str, commands: &'static [Command], help: &'static str) -> FlagSpec {
+    FlagSpec { flag, name, value: None, repeats: false, help, commands }
+}
+
+const fn valued(
+    flag: Flag,
+    name: &'static str,
+    value: &'static str,
+    commands: &'static [Command],
+    help: &'static str,
+) -> FlagSpec {
+    FlagSpec { flag, name, value: Some(value), repeats: false, help, commands }
+}
+
+pub(crate) const FLAGS: &[FlagSpec] = &[
+    valued(Flag::Prompt, "prompt", "TEXT", TALKS, "what to ask"),
+    valued(Flag::PromptFile, "prompt-file", "FILE", TALKS, "read the prompt from a UTF-8 file; - is standard input"),
+    valued(Flag::System, "system", "TEXT", TALKS, "a system message before the prompt"),
+    FlagSpec {
+        flag: Flag::Image,
+        name: "image",
+        value: Some("FILE"),
+        repeats: true,
+        help: "show a JPEG or PNG picture before the prompt; may be given several times",
+        commands: TALKS,
+    },
+    switch(Flag::Thinking, "thinking", TALKS, "let the model think before it answers"),
+    valued(Flag::MaxNew, "max-new", "N", TALKS, "end the answer after N tokens at the latest [1024]"),
+    valued(Flag::MaxCtx, "max-ctx", "N", RUNS, "room for N tokens of prompt and answer together [8192]"),
+    switch(
+        Flag::Interactive,
+        "interactive",
+        TALKS,
+        "read prompts from standard input, one a line, each a conversation of its own; `/image FILE` shows a picture \
+         with the next prompt",
+    ),
+    switch(Flag::Timing, "timing", RUNS, "show on standard error where the time went"),
+    valued(
+        Flag::Device,
+        "device",
+        "DEVICE",
+        RUNS,
+        "auto: an NPU that works, else the software NPU; npu: an NPU or an error; model: the software NPU; or a \
+         device node such as /dev/accel/accel0 [auto]",
+    ),
+    valued(Flag::Threads, "threads", "N", COMPUTES, "threads for the host's part [all]"),
+    valued(Flag::Refs, "refs", "DIR", EXPORTS, "take reference runs along, for `check`"),
+    valued(Flag::Vision, "vision", "KIND", EXPORTS, "w8: 8-bit vision weights; none: text only [w8]"),
+    valued(
+        Flag::Format,
+        "format",
+        "FORMAT",
+        EXPORTS,
+        "bfp16: what the NPU computes with; f32: for comparisons on the software NPU [bfp16]",
+    ),
+    valued(
+        Flag::KernelsFrom,
+        "kernels-from",
+        "BUNDLE",
+        EXPORTS,
+        "take kernels and shapes from this bundle, so that a fine-tune runs on published kernels",
+    ),
+    switch(Flag::Help, "help", ALL, "show this"),
+    switch(Flag::Version, "version", ALL, "show the version"),
+];
+
+pub(crate) fn flag_named(name: &str) -> Option<&'static FlagSpec> {
+    FLAGS.iter().find(|spec| spec.name == name)
+}
+
+pub(crate) fn command_spec(command: Command) -> &'static CommandSpec {
+    // Every command has its row: the test below holds it.
+    COMMANDS.iter().find(|spec| spec.command == command).unwrap_or(&COMMANDS[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_every_command_has_its_row() {
+        let names: BTreeSet<_> = FLAGS.iter().map(|spec| spec.name).collect();
+        assert_eq!(names.len(), FLAGS.len());
+        let words: BTreeSet<_> = COMMANDS.iter().map(|spec| spec.word).collect();
+        assert_eq!(words.len(), COMMANDS.len());
+        for command in ALL {
+            assert_eq!(command_spec(*command).command, *command);
+        }
+    }
+
+    #[test]
+    fn every_flag_says_what_it_does_and_where() {
+        for spec in FLAGS {
+            assert!(!spec.help.is_empty() && !spec.commands.is_empty(), "{}", spec.name);
+            assert!(spec.value.is_some() || !spec.repeats, "{}", spec.name);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The NPUs of this machine.
+
+use crate::error::CliError;
+use runtime::bundle::Bundle;
+use std::path::PathBuf;
+
+/// The first NPU that may be opened; else why there is none, and the remedy.
+pub(crate) fn usable() -> Result<PathBuf, CliError> {
+    Err(CliError::Device("no NPU was found".into()))
+}
+
+/// Whether a bundle's kernels run on the array, rather than on the software NPU only.
+pub(crate) fn fits(bundle: &Bundle) -> Result<(), CliError> {
+    if is_for_software(bundle)? {
+        return Err(CliError::Device(
+            "the bundle's kernels are for the software NPU only: export it with --kernels-from a bundle with real ones"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the kernels are those that our own exporter writes.
+pub(crate) fn is_for_software(bundle: &Bundle) -> Result<bool, CliError> {
+    let _ = bundle;
+    Ok(true)
+}
+
+/// `devices`: a line a node, or what keeps it from being used.
+pub(crate) fn list() -> Result<(), CliError> {
+    Err(CliError::Device("no NPU was found".into()))
+}
+
+/// The kernel.
+pub(crate) fn opener() -> std::sync::Arc<dyn amdxdna_ioctl::Opener> {
+    npu_model::Model::new(npu_model::Config::default())
+}

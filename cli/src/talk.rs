@@ -1,0 +1,150 @@
+//! A conversation: one prompt, or one after another.
+
+use crate::arguments::{PromptSource, TalkOptions};
+use crate::device::{self, Loaded};
+use crate::error::{CliError, one_line};
+use crate::interrupt::Interrupt;
+use crate::output::{ProgressLine, answer, note, table};
+use crate::picture;
+use crate::prompt::{self, Line};
+use runtime::{Event, Outcome, Stop, Turn};
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Answers what `talk` asks with the model in `bundle`.
+pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
+    let interrupt = Interrupt::install();
+    // What can be wrong without a model is said before one is loaded.
+    let prompt = match &talk.prompt {
+        PromptSource::Text(text) => Some(text.clone()),
+        PromptSource::File(path) => Some(prompt::read(path)?),
+        PromptSource::Interactive => None,
+    };
+    let Some(prompt) = prompt else {
+        let mut loaded = device::load(bundle, &talk.run, true)?;
+        return session(&mut loaded, talk, &interrupt);
+    };
+    if prompt.trim().is_empty() && talk.images.is_empty() {
+        return Err(CliError::Prompt { from: "the command line".into(), what: "it is empty".into() });
+    }
+    let pictures = picture::read_all(&talk.images)?;
+    let mut loaded = device::load(bundle, &talk.run, !pictures.is_empty())?;
+    let turn = Turn {
+        system: talk.system.as_deref(),
+        images: &pictures,
+        text: &prompt,
+        thinking: talk.thinking,
+        max_new: talk.max_new,
+    };
+    one(&mut loaded, &turn, talk, &interrupt)
+}
+
+/// Prompts from standard input, each on its own. What goes wrong with one costs that one.
+fn session(loaded: &mut Loaded, talk: &TalkOptions, interrupt: &Interrupt) -> Result<(), CliError> {
+    let human = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    let mut extra: Vec<PathBuf> = Vec::new();
+    loop {
+        if human {
+            table("> ");
+        }
+        let line = match prompt::next_line() {
+            Ok(None) => return Ok(()),
+            Ok(Some(line)) => line,
+            Err(error) => {
+                note(&error);
+                continue;
+            }
+        };
+        let text = match line {
+            Line::Blank => continue,
+            Line::Image(path) => {
+                extra.push(path);
+                continue;
+            }
+            Line::Prompt(text) => text,
+        };
+        let files: Vec<PathBuf> = talk.images.iter().cloned().chain(extra.drain(..)).collect();
+        // Read for every turn: the file may be a camera's latest picture.
+        let turned = picture::read_all(&files).and_then(|pictures| {
+            let turn = Turn {
+                system: talk.system.as_deref(),
+                images: &pictures,
+                text: &text,
+                thinking: talk.thinking,
+                max_new: talk.max_new,
+            };
+            one(loaded, &turn, talk, interrupt)
+        });
+        match turned {
+            Ok(()) => {}
+            Err(error @ (CliError::Closed | CliError::Output(_))) => return Err(error),
+            Err(error) => note(&error),
+        }
+    }
+}
+
+/// One turn, its text to standard output as it comes.
+fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Interrupt) -> Result<(), CliError> {
+    let mut progress = ProgressLine::new();
+    let mut failed = None;
+    let mut fresh = true;
+    let start = Instant::now();
+    let outcome = interrupt.guarded(|| {
+        loaded.chat.turn(turn, &mut |event| {
+            match event {
+                Event::Image { index, .. } => {
+                    progress.show(|| format!("picture {} of {}", index + 1, turn.images.len()))
+                }
+                Event::Prompt { done, total } => progress.share("reading the prompt", done as u64, total as u64),
+                Event::Text(text) => {
+                    progress.clear();
+                    fresh = text.ends_with('\n');
+                    failed = answer(text).err();
+                }
+            }
+            if interrupt.asked() || failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    });
+    progress.clear();
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let outcome = outcome?;
+    if !fresh {
+        answer("\n")?;
+    }
+    match outcome.stop {
+        Stop::Token(_) => {}
+        Stop::Budget => note(&format_args!("the answer was cut at {} tokens (--max-new)", outcome.tokens.len())),
+        Stop::Context => note(&format_args!("the answer was cut: the context is full (--max-ctx)")),
+        Stop::Cancelled => return Err(CliError::Interrupted),
+    }
+    if talk.run.timing {
+        table(&timing(&outcome, turn.images.len(), loaded, start.elapsed().as_secs_f64()));
+    }
+    Ok(())
+}
+
+/// The table of `--timing`.
+fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> String {
+    let timing = &outcome.timing;
+    let [vision, prefill, decode] = [timing.vision, timing.prefill, timing.decode].map(|d| d.as_secs_f64());
+    let rate = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+    let row = |what: &str, count: usize, of: &str, seconds: f64| {
+        format!("{what:<10} {count:>7} {of:<8} {seconds:9.3} s {:9.2} /s\n", rate(count, seconds))
+    };
+    let counters = loaded.chat.counters();
+    let mut out = format!("device     {}\n", one_line(&loaded.device));
+    out += &format!("load       {:>26.3} s\n", loaded.seconds);
+    out += &row("pictures", pictures, "", vision);
+    out += &row("prompt", outcome.prompt_tokens, "tokens", prefill);
+    out += &row("answer", timing.steps, "steps", decode);
+    out += &format!("turn       {total:>26.3} s\n");
+    out += &format!(
+        "so far     {} commands, {} ioctls for them, {} context switches\n",
+        counters.commands, counters.ioctls, counters.context_switches
+    );
+    out
+}
