@@ -95,7 +95,7 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
         loaded.chat.turn(turn, &mut |event| {
             match event {
                 Event::Image { index, .. } => {
-                    progress.show(|| format!("picture {} of {}", index + 1, turn.images.len()))
+                    progress.show(|| format!("picture {} of {}", index + 1, turn.images.len()));
                 }
                 Event::Prompt { done, total } => progress.share("reading the prompt", done as u64, total as u64),
                 Event::Text(text) => {
@@ -146,5 +146,14 @@ fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> St
         "so far     {} commands, {} ioctls for them, {} context switches\n",
         counters.commands, counters.ioctls, counters.context_switches
     );
+    if let Some(model) = &loaded.model {
+        let counts = model.counts();
+        let ioctls: Vec<String> = counts.ioctls.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        out += &format!("driver     {}\n", ioctls.join(", "));
+        out += &format!(
+            "moved      {} bytes read, {} written by the array; {} bytes of cache lines written back\n",
+            counts.bytes_read, counts.bytes_written, counts.flushed_bytes
+        );
+    }
     out
 }
