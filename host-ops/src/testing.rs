@@ -37,3 +37,14 @@ pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() || d > m { d } else { m })
 }
+
+/// A file of `tests/fixtures`.
+pub(crate) fn fixture(name: &str) -> Vec<u8> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/").to_owned() + name;
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// A fixture of little-endian f32.
+pub(crate) fn fixture_f32(name: &str) -> Vec<f32> {
+    fixture(name).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
