@@ -7,4 +7,6 @@ pub mod abi;
 #[allow(unsafe_code)]
 mod door;
 
+pub mod packet;
+
 pub use door::{Door, Errno, Opener};
