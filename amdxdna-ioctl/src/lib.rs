@@ -4,9 +4,16 @@
 #![deny(unsafe_code)]
 
 pub mod abi;
+mod deadline;
 #[allow(unsafe_code)]
 mod door;
-
+mod error;
+pub mod ioctl;
+#[allow(unsafe_code)]
+mod kernel;
 pub mod packet;
 
+pub use deadline::Deadline;
 pub use door::{Door, Errno, Opener};
+pub use error::{Error, IoctlError, Result, errno_name};
+pub use kernel::KernelOpener;

@@ -340,7 +340,7 @@ mod tests {
     use super::*;
     use crate::packet::State;
 
-    /// The words that taconite 0.1.1 hands to the driver, as recorded at the ioctl boundary.
+    /// The form of a packet recorded at the ioctl boundary of a program that is known to run on the hardware.
     #[test]
     fn iron_kernel_is_the_recorded_packet() {
         let kernel = IronKernel {
