@@ -1,19 +1,42 @@
 //! The ABI of the Linux `amdxdna` driver for kernel-managed NPUs (AIE2 / AIE2P), typed, behind one [`Door`].
 //!
+//! Four layers, each usable without the ones above it:
+//!
+//! * [`abi`] and [`packet`]: numbers, structures, command packets. No code that does anything.
+//! * [`Door`]: how bytes leave the process. The kernel stands behind [`KernelOpener`]; a model of the NPU can.
+//! * [`ioctl`]: one safe function a request.
+//! * [`Device`], [`Bo`], [`HwCtx`], [`Command`]: who owns what, and in which order it goes.
+//!
+//! What this crate does not do: user-mode queues (AIE4 parts), waiting for fences on the device (the driver cannot),
+//! user-pointer BOs and dma-buf imports beyond the bare ioctls, the firmware log and trace of later drivers.
+//!
 //! Source of every number: `include/uapi/drm/amdxdna_accel.h` and `drm.h` of Linux 7.3.4.
 #![deny(unsafe_code)]
 
 pub mod abi;
+#[allow(unsafe_code)]
+mod bo;
+#[allow(unsafe_code)]
+mod command;
 mod deadline;
+mod device;
 #[allow(unsafe_code)]
 mod door;
 mod error;
+#[allow(unsafe_code)]
+mod heap;
+mod hwctx;
 pub mod ioctl;
 #[allow(unsafe_code)]
 mod kernel;
 pub mod packet;
 
+pub use bo::{Bo, BoKind};
+pub use command::Command;
 pub use deadline::Deadline;
+pub use device::Device;
 pub use door::{Door, Errno, Opener};
 pub use error::{Error, IoctlError, Result, errno_name};
+pub use heap::Heap;
+pub use hwctx::{Cu, HwCtx, HwCtxOptions};
 pub use kernel::KernelOpener;
