@@ -11,9 +11,14 @@
 
 mod array;
 mod config;
+mod driver;
+mod firmware;
+#[allow(unsafe_code)]
+mod front;
+mod stats;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use amdxdna_ioctl::{Door, Errno, Opener};
 
@@ -22,43 +27,70 @@ pub use config::{AddressMode, Config, Counts, DriverVersion, Faults, Npu};
 
 /// A software NPU: one device, as many clients as open it.
 #[derive(Debug)]
-pub struct Model {}
+pub struct Model {
+    device: Arc<driver::Device>,
+}
 
 impl Model {
     /// Makes a device.
     #[must_use]
     pub fn new(config: Config) -> Arc<Self> {
-        let _ = config;
-        todo!()
+        Arc::new(Self { device: driver::Device::new(config) })
     }
 
-    /// Opens the device without a path, past the injected error of `open`.
+    /// Opens the device without a path, past everything that could fail.
     #[must_use]
     pub fn open_client(&self) -> Arc<dyn Door> {
-        todo!()
+        self.device.client()
     }
 
     /// Tells the array what the kernel behind an instruction stream computes, by the stream's SHA-256.
     pub fn teach(&self, stream_sha256: [u8; 32], contract: Contract) {
-        let _ = (stream_sha256, contract);
-        todo!()
+        self.device.firmware.teach(stream_sha256, contract);
     }
 
     /// What has happened so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        todo!()
+        self.device.stats.update(|counts| counts.clone())
     }
 
-    /// Changes the faults to show from now on. Counts of commands are not reset.
+    /// The settings that the device was made with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.device.config
+    }
+
+    /// Changes the faults to show from now on. Counts of commands go on.
     pub fn set_faults(&self, faults: Faults) {
-        let _ = faults;
-        todo!()
+        *self.device.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    /// Why the last command that failed did so, in words: what a kernel log might say, for tests and their authors.
+    #[must_use]
+    pub fn last_fault(&self) -> Option<String> {
+        self.device.firmware.last_fault()
+    }
+
+    /// Suspends and resumes the device: contexts survive, what is in the array does not.
+    pub fn suspend(&self) {
+        self.device.suspend();
+    }
+
+    /// Takes the device away, as unplugging or a failed reset does: every ioctl gives `ENODEV` from now on.
+    pub fn unplug(&self) {
+        self.device.unplug();
     }
 }
 
 impl Opener for Model {
     fn open(&self, _node: &Path) -> Result<Arc<dyn Door>, Errno> {
-        todo!()
+        self.device.open()
     }
+}
+
+/// Numbers that the notes beside this crate repeat, by the name that they give them.
+#[must_use]
+pub fn notes_table() -> &'static [(&'static str, u64)] {
+    driver::NOTES
 }

@@ -1,0 +1,69 @@
+//! Sharing of buffers by file descriptor (`drm_prime.c`, `amdxdna_gem.c`). A memfd, the buffer's own, stands for the
+//! dma-buf.
+
+use std::sync::{Arc, Weak};
+
+use amdxdna_ioctl::Errno;
+use amdxdna_ioctl::abi::BoType;
+use amdxdna_ioctl::abi::drm::{PrimeFlags, PrimeHandle};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use super::bo::Bo;
+use super::syncobj::inode;
+use super::{Client, locked};
+use crate::config::AddressMode;
+use crate::front::{Memory, dup_user, give_fd};
+
+impl Client {
+    pub(super) fn prime_handle_to_fd(&self, a: &mut PrimeHandle) -> Result<(), Errno> {
+        let flags = PrimeFlags::from_bits(a.flags).ok_or(Errno::INVAL)?;
+        let bo = self.bo(a.handle).ok_or(Errno::NOENT)?;
+        let file = bo.memory.as_ref().filter(|_| bo.kind != BoType::Dev).and_then(|memory| memory.file());
+        let file = match file {
+            Some(file) => file,
+            None => return Err(Errno::OPNOTSUPP),
+        };
+        let fd = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
+        if !flags.contains(PrimeFlags::CLOEXEC) {
+            fcntl_setfd(&fd, FdFlags::empty())?;
+        }
+        let mut shared = self.device.shared();
+        shared.dma_bufs.retain(|_, bo| bo.strong_count() > 0);
+        shared.dma_bufs.insert(inode(&fd)?, Arc::downgrade(&bo));
+        a.fd = give_fd(fd);
+        Ok(())
+    }
+
+    pub(super) fn prime_fd_to_handle(&self, a: &mut PrimeHandle) -> Result<(), Errno> {
+        let file = dup_user(a.fd)?;
+        if let Some(known) = self.device.shared().dma_bufs.get(&inode(&file)?).and_then(Weak::upgrade)
+            && let Some((handle, _)) = locked(&self.buffers).iter().find(|(_, bo)| Arc::ptr_eq(bo, &known))
+        {
+            a.handle = handle;
+            return Ok(());
+        }
+        let bo = self.import(a.fd, BoType::Share)?;
+        let key = inode(&file)?;
+        self.device.shared().dma_bufs.entry(key).or_insert_with(|| Arc::downgrade(&bo));
+        a.handle = self.publish(bo);
+        Ok(())
+    }
+
+    /// The buffer behind a file: this device's own, or a new one over the file's pages.
+    pub(super) fn import(&self, fd: i32, kind: BoType) -> Result<Arc<Bo>, Errno> {
+        let file = dup_user(fd)?;
+        let known = self.device.shared().dma_bufs.get(&inode(&file)?).and_then(Weak::upgrade);
+        if let Some(known) = known
+            && (self.device.config.mode == AddressMode::Sva || self.owns(&known))
+        {
+            return Ok(known);
+        }
+        // Only a memfd can stand for a dma-buf.
+        rustix::fs::fcntl_get_seals(&file).map_err(|_| Errno::INVAL)?;
+        self.wrap(kind, Memory::import(file, self.device.config.coherent)?, true)
+    }
+
+    fn owns(&self, bo: &Arc<Bo>) -> bool {
+        locked(&self.buffers).iter().any(|(_, known)| Arc::ptr_eq(known, bo))
+    }
+}

@@ -1,0 +1,408 @@
+//! Where the model touches memory that it does not own as Rust values: the pages of buffer objects, which the client
+//! maps a second time, and the pointers inside ioctl arguments.
+//!
+//! No reference to such memory is ever formed. Everything is copied through raw pointers, and bounds are checked here.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use amdxdna_ioctl::Errno;
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Bytes of a CPU cache line.
+pub(crate) const LINE: usize = 64;
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = 4096;
+/// End of the user half of the address space.
+const USER_END: u64 = 1 << 47;
+
+/// A reservation of address space, or a mapping; unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Region {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a region is plain memory of the process; whoever reads or writes it does so through raw copies.
+unsafe impl Send for Region {}
+// SAFETY: as above; the region itself has no interior state.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Anonymous zeroes, allocated when touched.
+    fn anonymous(len: usize) -> Result<Self, Errno> {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let ptr = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
+    }
+
+    /// Address space without access.
+    pub(crate) fn reserve(len: usize) -> Result<Self, Errno> {
+        // SAFETY: as above.
+        let ptr = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
+    }
+
+    /// A shared mapping of a file.
+    fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )?
+        };
+        Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
+    }
+
+    /// Puts a shared mapping of `fd` (or anonymous zeroes) inside this reservation.
+    fn place(&self, offset: usize, len: usize, fd: Option<BorrowedFd<'_>>) -> Result<NonNull<u8>, Errno> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Errno::INVAL);
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the range was just checked to lie in this reservation, which is ours; nothing refers to its pages
+        // before the buffer that is placed here is made.
+        let ptr = unsafe {
+            let at = self.ptr.as_ptr().add(offset).cast();
+            match fd {
+                Some(fd) => rustix::mm::mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0)?,
+                None => rustix::mm::mmap_anonymous(
+                    at,
+                    len,
+                    access,
+                    MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+                )?,
+            }
+        };
+        NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range is this region's own and the last owner is gone.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// The device's copy of a buffer, where memory is not coherent.
+///
+/// A flushed line is written to the device if the CPU changed it since its last flush, or if it was never flushed: the
+/// zeroes of a new buffer are dirty lines too. Otherwise the CPU receives the device's line.
+#[derive(Debug)]
+struct Split {
+    /// What the CPU saw when it last flushed.
+    shadow: Region,
+    /// One bit a line: flushed before.
+    flushed: Mutex<Vec<u64>>,
+}
+
+/// The pages of one buffer object.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    len: usize,
+    file: Option<OwnedFd>,
+    /// What the CPU sees.
+    cpu: NonNull<u8>,
+    /// What the device sees; the same as `cpu` where memory is coherent.
+    device: NonNull<u8>,
+    split: Option<Split>,
+    _owned: Vec<Region>,
+    _window: Option<Arc<Region>>,
+}
+
+// SAFETY: the pointers are to mappings that live as long as the value, and all access is by bounds-checked raw copies.
+unsafe impl Send for Memory {}
+// SAFETY: as above; `flushed` has its own lock.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// New zeroed pages. With `window` the device's copy lies at that offset of the reservation.
+    pub(crate) fn new(len: usize, window: Option<(&Arc<Region>, usize)>, coherent: bool) -> Result<Self, Errno> {
+        let file = rustix::fs::memfd_create("amdxdna-bo", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        Self::of_file(file, len, window, coherent)
+    }
+
+    /// The pages of a file, an imported buffer.
+    pub(crate) fn import(file: OwnedFd, coherent: bool) -> Result<Self, Errno> {
+        let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        // The rest of the last page is there too.
+        let len = len.checked_next_multiple_of(PAGE as usize).ok_or(Errno::INVAL)?;
+        Self::of_file(file, len, None, coherent)
+    }
+
+    fn of_file(
+        file: OwnedFd,
+        len: usize,
+        window: Option<(&Arc<Region>, usize)>,
+        coherent: bool,
+    ) -> Result<Self, Errno> {
+        let mut owned = Vec::new();
+        let mut own = |region: Region| {
+            let ptr = region.ptr;
+            owned.push(region);
+            ptr
+        };
+        let (cpu, device, split) = if coherent {
+            let ptr = match window {
+                Some((window, offset)) => window.place(offset, len, Some(file.as_fd()))?,
+                None => own(Region::shared(file.as_fd(), len)?),
+            };
+            (ptr, ptr, None)
+        } else {
+            let cpu = own(Region::shared(file.as_fd(), len)?);
+            let device = match window {
+                Some((window, offset)) => window.place(offset, len, None)?,
+                None => own(Region::anonymous(len)?),
+            };
+            (cpu, device, Some(Split::new(len)?))
+        };
+        Ok(Self {
+            len,
+            file: Some(file),
+            cpu,
+            device,
+            split,
+            _owned: owned,
+            _window: window.map(|(window, _)| Arc::clone(window)),
+        })
+    }
+
+    /// Memory of the client's own, pinned.
+    ///
+    /// The caller of CREATE_BO promises by passing the table that the pages stay mapped while the buffer lives; a real
+    /// driver would keep the pages and let the mapping go.
+    pub(crate) fn pinned(addr: u64, len: usize, coherent: bool) -> Result<Self, Errno> {
+        check_user(addr, len)?;
+        let cpu = NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize)).ok_or(Errno::FAULT)?;
+        let mut owned = Vec::new();
+        let (device, split) = if coherent {
+            (cpu, None)
+        } else {
+            let region = Region::anonymous(len)?;
+            let ptr = region.ptr;
+            owned.push(region);
+            (ptr, Some(Split::new(len)?))
+        };
+        Ok(Self { len, file: None, cpu, device, split, _owned: owned, _window: None })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The file behind the pages.
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Where the device's copy of `[offset, offset + len)` is.
+    pub(crate) fn device(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        self.check(offset, len)?;
+        // SAFETY: in bounds of the mapping, just checked.
+        Some(unsafe { self.device.add(offset) })
+    }
+
+    /// Reads as the kernel does, through the CPU's caches. Bytes past the end read as zero.
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
+        out.fill(0);
+        let n = out.len().min(self.len.saturating_sub(offset));
+        // SAFETY: `n` bytes at `offset` are in bounds of the mapping; `out` is not part of it.
+        unsafe { std::ptr::copy_nonoverlapping(self.cpu.as_ptr().add(offset.min(self.len)), out.as_mut_ptr(), n) };
+    }
+
+    /// Writes as the kernel does, through the CPU's caches. Bytes past the end are dropped.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        let n = bytes.len().min(self.len.saturating_sub(offset));
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.cpu.as_ptr().add(offset.min(self.len)), n) };
+    }
+
+    /// Writes and flushes, as the kernel does with buffers of its own.
+    pub(crate) fn write_flushed(&self, offset: usize, bytes: &[u8]) {
+        self.write(offset, bytes);
+        self.flush(offset, bytes.len());
+    }
+
+    /// Fills `[offset, end)` with a byte, through the CPU's caches.
+    pub(crate) fn fill_from(&self, offset: usize, byte: u8) {
+        let offset = offset.min(self.len);
+        // SAFETY: the rest of the mapping is in bounds.
+        unsafe { std::ptr::write_bytes(self.cpu.as_ptr().add(offset), byte, self.len - offset) };
+    }
+
+    /// Stores a word so that a thread which reads it with acquire ordering sees everything written before.
+    pub(crate) fn store_u32(&self, offset: usize, value: u32) {
+        if offset.is_multiple_of(4) && self.check(offset, 4).is_some() {
+            // SAFETY: in bounds, aligned (mappings are page-aligned), and only accessed atomically or by copies of the
+            // client's, whose race is its own.
+            unsafe {
+                let word: *mut u32 = std::ptr::with_exposed_provenance_mut(self.cpu.as_ptr().add(offset).expose_provenance());
+                AtomicU32::from_ptr(word).store(value, Ordering::Release);
+            }
+        }
+    }
+
+    /// Exchanges the lines that touch `[offset, offset + len)` with the device's copy.
+    pub(crate) fn flush(&self, offset: usize, len: usize) {
+        let Some(split) = &self.split else { return };
+        if len == 0 || offset >= self.len {
+            return;
+        }
+        let first = offset / LINE;
+        let last = offset.saturating_add(len).min(self.len).div_ceil(LINE);
+        let mut flushed = split.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in first..last {
+            let at = line * LINE;
+            let n = LINE.min(self.len - at);
+            let (mut cpu, mut shadow) = ([0u8; LINE], [0u8; LINE]);
+            let seen = flushed[line / 64] >> (line % 64) & 1 == 1;
+            flushed[line / 64] |= 1 << (line % 64);
+            // SAFETY: `n` bytes at `at` are in bounds of the three mappings, which are all `len` bytes long; they and
+            // the local arrays do not overlap.
+            unsafe {
+                let (c, d, s) = (self.cpu.as_ptr().add(at), self.device.as_ptr().add(at), split.shadow.ptr.as_ptr().add(at));
+                std::ptr::copy_nonoverlapping(c, cpu.as_mut_ptr(), n);
+                std::ptr::copy_nonoverlapping(s, shadow.as_mut_ptr(), n);
+                if seen && cpu == shadow {
+                    std::ptr::copy_nonoverlapping(d, c, n);
+                    std::ptr::copy_nonoverlapping(d, s, n);
+                } else {
+                    std::ptr::copy_nonoverlapping(c, d, n);
+                    std::ptr::copy_nonoverlapping(c, s, n);
+                }
+            }
+        }
+    }
+
+    /// Maps the pages for the client, at `at` where given.
+    ///
+    /// # Safety
+    /// `at` must be address space of the caller's.
+    pub(crate) unsafe fn map(&self, at: Option<NonNull<u8>>, len: usize) -> Result<NonNull<u8>, Errno> {
+        let file = self.file.as_ref().ok_or(Errno::INVAL)?;
+        let fixed = if at.is_some() { MapFlags::FIXED } else { MapFlags::empty() };
+        // SAFETY: without `at` nothing is replaced, with it the caller owns the range.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                at.map_or(std::ptr::null_mut(), |at| at.as_ptr().cast()),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | fixed,
+                file,
+                0,
+            )?
+        };
+        NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Option<()> {
+        offset.checked_add(len).is_some_and(|end| end <= self.len).then_some(())
+    }
+}
+
+impl Split {
+    fn new(len: usize) -> Result<Self, Errno> {
+        let words = len.div_ceil(LINE).div_ceil(64);
+        Ok(Self { shadow: Region::anonymous(len)?, flushed: Mutex::new(vec![0; words]) })
+    }
+}
+
+/// Unmaps a mapping of the client.
+///
+/// # Safety
+/// The range must be one whole mapping that nothing refers to.
+pub(crate) unsafe fn unmap(ptr: NonNull<u8>, len: usize) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { rustix::mm::munmap(ptr.as_ptr().cast(), len) };
+}
+
+/// Copies device memory that `memory` resolved: `ptr` must be its answer, `out` no longer than it said.
+pub(crate) fn copy_out<M: ?Sized>(ptr: NonNull<u8>, out: &mut [u8], _memory: &M) {
+    // SAFETY: the one caller, `firmware::read`, passes what was just resolved, and `_memory` is still borrowed, which
+    // keeps it alive; `out` is Rust memory and no part of a buffer object.
+    unsafe { std::ptr::copy_nonoverlapping(ptr.as_ptr(), out.as_mut_ptr(), out.len()) };
+}
+
+/// Whether a user pointer can be one: not in the first page, inside the user half.
+fn check_user(addr: u64, len: usize) -> Result<(), Errno> {
+    let end = addr.checked_add(len as u64).ok_or(Errno::FAULT)?;
+    if addr < PAGE || end > USER_END { Err(Errno::FAULT) } else { Ok(()) }
+}
+
+/// Reads from a pointer of an ioctl's argument.
+///
+/// # Errors
+/// `EFAULT` for addresses that no process has. Anything else is the promise of whoever called the door's `ioctl`.
+pub(crate) fn read_user(addr: u64, out: &mut [u8]) -> Result<(), Errno> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    check_user(addr, out.len())?;
+    // SAFETY: the caller of `Door::ioctl` promises that the argument's pointers are valid for what the request reads.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(addr as usize), out.as_mut_ptr(), out.len());
+    }
+    Ok(())
+}
+
+/// Writes to a pointer of an ioctl's argument.
+///
+/// # Errors
+/// As [`read_user`].
+pub(crate) fn write_user(addr: u64, bytes: &[u8]) -> Result<(), Errno> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    check_user(addr, bytes.len())?;
+    // SAFETY: the caller of `Door::ioctl` promises that the argument's pointers are valid for what the request writes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut(addr as usize), bytes.len());
+    }
+    Ok(())
+}
+
+/// Duplicates a file descriptor of an ioctl's argument.
+///
+/// # Errors
+/// `EBADF`.
+pub(crate) fn dup_user(fd: RawFd) -> Result<OwnedFd, Errno> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the number is only handed to fcntl, which checks it; it is not closed and not kept.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_dupfd_cloexec(borrowed, 0)
+}
+
+/// Gives a file descriptor away to the client, as the number that an ioctl returns.
+pub(crate) fn give_fd(fd: OwnedFd) -> RawFd {
+    std::os::fd::IntoRawFd::into_raw_fd(fd)
+}
