@@ -64,14 +64,7 @@ impl Region {
     fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let ptr = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )?
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
         };
         Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
     }
@@ -264,7 +257,8 @@ impl Memory {
             // SAFETY: in bounds, aligned (mappings are page-aligned), and only accessed atomically or by copies of the
             // client's, whose race is its own.
             unsafe {
-                let word: *mut u32 = std::ptr::with_exposed_provenance_mut(self.cpu.as_ptr().add(offset).expose_provenance());
+                let word: *mut u32 =
+                    std::ptr::with_exposed_provenance_mut(self.cpu.as_ptr().add(offset).expose_provenance());
                 AtomicU32::from_ptr(word).store(value, Ordering::Release);
             }
         }
@@ -288,7 +282,8 @@ impl Memory {
             // SAFETY: `n` bytes at `at` are in bounds of the three mappings, which are all `len` bytes long; they and
             // the local arrays do not overlap.
             unsafe {
-                let (c, d, s) = (self.cpu.as_ptr().add(at), self.device.as_ptr().add(at), split.shadow.ptr.as_ptr().add(at));
+                let (c, d, s) =
+                    (self.cpu.as_ptr().add(at), self.device.as_ptr().add(at), split.shadow.ptr.as_ptr().add(at));
                 std::ptr::copy_nonoverlapping(c, cpu.as_mut_ptr(), n);
                 std::ptr::copy_nonoverlapping(s, shadow.as_mut_ptr(), n);
                 if seen && cpu == shadow {
@@ -384,7 +379,11 @@ pub(crate) fn write_user(addr: u64, bytes: &[u8]) -> Result<(), Errno> {
     check_user(addr, bytes.len())?;
     // SAFETY: the caller of `Door::ioctl` promises that the argument's pointers are valid for what the request writes.
     unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut(addr as usize), bytes.len());
+        std::ptr::copy_nonoverlapping(
+            bytes.as_ptr(),
+            std::ptr::with_exposed_provenance_mut(addr as usize),
+            bytes.len(),
+        );
     }
     Ok(())
 }

@@ -160,10 +160,7 @@ impl Bo {
 
     /// What GET_BO_INFO calls `xdna_addr`.
     pub(super) fn device_address(&self) -> u64 {
-        self.dev_address()
-            .or(self.heap_addr)
-            .or_else(|| self.fixed_address())
-            .unwrap_or_else(|| self.first_mapping())
+        self.dev_address().or(self.heap_addr).or_else(|| self.fixed_address()).unwrap_or_else(|| self.first_mapping())
     }
 
     /// The pages of a buffer that may hold a command packet.

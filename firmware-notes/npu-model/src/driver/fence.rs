@@ -243,8 +243,7 @@ impl Hub {
             }
             // Condvar timeouts of centuries overflow on some platforms; waking once an hour costs nothing.
             let left = Duration::from_nanos(left.unsigned_abs()).min(Duration::from_secs(3600));
-            listeners =
-                self.changed.wait_timeout(listeners, left).unwrap_or_else(PoisonError::into_inner).0;
+            listeners = self.changed.wait_timeout(listeners, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

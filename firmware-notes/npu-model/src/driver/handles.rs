@@ -59,11 +59,6 @@ impl<T: Clone> Handles<T> {
         self.by_handle.iter().map(|(&handle, thing)| (handle, thing))
     }
 
-    /// How many.
-    pub(super) fn len(&self) -> usize {
-        self.by_handle.len()
-    }
-
     /// Takes everything out.
     pub(super) fn take(&mut self) -> Vec<T> {
         std::mem::take(&mut self.by_handle).into_values().collect()

@@ -240,7 +240,8 @@ impl Hwctx {
         let patience = Duration::from_millis(self.device.config.destroy_wait_ms);
         while queue.outstanding > 0 {
             // Only a hang runs into the driver's patience: the time that the model's arithmetic takes does not count.
-            let waited = if queue.hung { hung_since.get_or_insert_with(Instant::now).elapsed() } else { Duration::ZERO };
+            let waited =
+                if queue.hung { hung_since.get_or_insert_with(Instant::now).elapsed() } else { Duration::ZERO };
             if waited >= patience {
                 queue.abort = true;
                 self.changed.notify_all();
@@ -339,8 +340,7 @@ impl Hwctx {
         self.device.stats.update(|counts| counts.packets += 1);
         self.device.touch();
         let buffer = self.fill_command_buffer(job.seq, &converted.slots);
-        let chain =
-            Chain { kind: converted.kind, buffer, bytes: converted.slots.len() as u32, count: converted.count };
+        let chain = Chain { kind: converted.kind, buffer, bytes: converted.slots.len() as u32, count: converted.count };
         let reply = self.device.firmware.run_chain(channel, chain, &Held::new(&self.space));
         self.device.touch();
         match reply {

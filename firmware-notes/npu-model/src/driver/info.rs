@@ -14,16 +14,8 @@ use crate::config::DriverVersion;
 use crate::front::{read_user, write_user};
 
 /// Clocks by level, MHz: management processor, array (`npu4_regs.c`).
-const LEVELS: [(u32, u32); 8] = [
-    (396, 792),
-    (600, 1056),
-    (792, 1152),
-    (975, 1267),
-    (975, 1267),
-    (1056, 1408),
-    (1152, 1584),
-    (1267, 1800),
-];
+const LEVELS: [(u32, u32); 8] =
+    [(396, 792), (600, 1056), (792, 1152), (975, 1267), (975, 1267), (1056, 1408), (1152, 1584), (1267, 1800)];
 /// Kinds of telemetry.
 const TELEMETRY_KINDS: u32 = 5;
 /// Bytes of a column's status. A choice of the model's.
@@ -70,10 +62,8 @@ impl Client {
                     clock.name[..name.len()].copy_from_slice(name.as_bytes());
                     clock
                 };
-                let clocks = query::QueryClockMetadata {
-                    mp_npu_clock: clock("MP-NPU Clock", mp),
-                    h_clock: clock("H Clock", h),
-                };
+                let clocks =
+                    query::QueryClockMetadata { mp_npu_clock: clock("MP-NPU Clock", mp), h_clock: clock("H Clock", h) };
                 put(&clocks, a)
             }
             // What 7.3.4 says on a machine without amd_pmf's sensors.

@@ -23,9 +23,7 @@ impl Ranges {
         let window_end = self.base + self.size;
         for (start, taken) in self.taken.iter().map(|(&start, &len)| (start, len)).chain([(window_end, 0)]) {
             let at = from.checked_next_multiple_of(align)?;
-            if at.checked_add(len).is_some_and(|end| end <= start)
-                && best.is_none_or(|(hole, _)| start - from < hole)
-            {
+            if at.checked_add(len).is_some_and(|end| end <= start) && best.is_none_or(|(hole, _)| start - from < hole) {
                 best = Some((start - from, at));
             }
             from = start + taken;

@@ -227,13 +227,6 @@ impl Firmware {
         self.load(&mut state, 0, memory).err().unwrap_or(status::SUCCESS)
     }
 
-    /// Array contents are lost, as on a power cycle of the device.
-    pub(crate) fn lose_array(&self, id: u32) {
-        if let Some(context) = self.context(id) {
-            context.lock().loaded = None;
-        }
-    }
-
     /// Puts a unit's PDI into the array, unless it is there.
     fn load(&self, state: &mut ContextState, cu: u32, memory: &dyn ContextMemory) -> Result<(), u32> {
         if state.loaded.as_ref().is_some_and(|(loaded, _)| *loaded == cu) {

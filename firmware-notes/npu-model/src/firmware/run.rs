@@ -130,14 +130,13 @@ impl Firmware {
         let Some(command) = command else { return Ok(()) };
         let stream = self.stream(command, memory).map_err(Failure::Status)?;
         let Some((_, loaded)) = &mut state.loaded else { return Err(Failure::Status(status::APP_LOAD_PDI_FAIL)) };
-        let contracts = |sha256: [u8; 32]| {
-            self.contracts.read().unwrap_or_else(PoisonError::into_inner).get(&sha256).copied()
-        };
+        let contracts =
+            |sha256: [u8; 32]| self.contracts.read().unwrap_or_else(PoisonError::into_inner).get(&sha256).copied();
         // A defect of the array layer must not take the worker with it: its client would wait for ever.
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            loaded.execute(&stream, &command.args, memory, &contracts, &self.pool)
-        }));
-        let result = result.unwrap_or_else(|_| Err(Fault { op_index: u32::MAX, what: "the array model panicked".into() }));
+        let result =
+            catch_unwind(AssertUnwindSafe(|| loaded.execute(&stream, &command.args, memory, &contracts, &self.pool)));
+        let result =
+            result.unwrap_or_else(|_| Err(Fault { op_index: u32::MAX, what: "the array model panicked".into() }));
         match result {
             Ok(executed) => {
                 self.stats.update(|counts| {

@@ -1,7 +1,7 @@
 //! Command slots, as the driver packs them into a chain's buffer (`aie2_msg_priv.h`).
 
-use super::status;
 use super::run::ChainKind;
+use super::status;
 
 /// What a command wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,9 +38,7 @@ pub(super) fn parse(kind: ChainKind, bytes: &[u8]) -> Result<(Option<Command>, u
     let command = match (kind, word(bytes, 0)?) {
         (ChainKind::Cf, _) | (ChainKind::Npu, 1) => start_cu(cu, args)?,
         (ChainKind::Dpu, _) => Some(with_stream(cu, (long(bytes, 0)?, word(bytes, 8)?), word(bytes, 12)?, args)),
-        (ChainKind::Npu, 2 | 3) => {
-            Some(with_stream(cu, (long(bytes, 4)?, word(bytes, 28)?), word(bytes, 40)?, args))
-        }
+        (ChainKind::Npu, 2 | 3) => Some(with_stream(cu, (long(bytes, 4)?, word(bytes, 28)?), word(bytes, 40)?, args)),
         // A full ELF brings its own configuration; its arguments are patched in by the host.
         (ChainKind::Npu, 4) => Some(with_stream(0, (long(bytes, 4)?, word(bytes, 28)?), u32::MAX, args)),
         (ChainKind::Npu, _) => return Err(status::APP_INVALID_INSTRUCTION),
