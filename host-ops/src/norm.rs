@@ -1,6 +1,6 @@
 //! Normalisations over the last axis. Sums run in a fixed lane order over the width.
 
-use crate::simd::{self, Lanes, dot_lanes, kernel, map, reduce, zip};
+use crate::simd::{self, Lanes, dot_lanes, kernel, map, reduce, zip, zip_in_place};
 
 #[inline(always)]
 fn inverse_rms<V: Lanes>(x: &[f32], eps: f32) -> f32 {
@@ -30,30 +30,24 @@ kernel! {
     pub fn rms_in_place<V>(x: &mut [f32], w: &[f32], eps: f32) {
         assert!(x.len().is_multiple_of(w.len()));
         for x in x.chunks_exact_mut(w.len()) {
-            let scale = inverse_rms::<V>(x, eps);
-            for (x, &w) in x.iter_mut().zip(w) {
-                *x = *x * scale * (w + 1.0);
-            }
+            let scale = V::splat(inverse_rms::<V>(x, eps));
+            zip_in_place::<V>(x, w, |x, w| x.mul(scale).mul(w.add(V::splat(1.0))));
         }
     }
 }
 
 kernel! {
-    /// Gated RMS norm with a plain weight: `out = x / sqrt(mean(x^2) + eps) * w * silu(gate)`.
-    /// `x`, `gate`, `out`: `[n, w.len()]`.
+    /// Gated RMS norm with a plain weight: `x = x / sqrt(mean(x^2) + eps) * w * silu(gate)`.
+    /// `x`, `gate`: `[n, w.len()]`.
     ///
     /// # Panics
     /// If the lengths do not fit.
-    pub fn gated_rms<V>(x: &[f32], gate: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
-        assert!(x.len() == out.len() && gate.len() == out.len() && x.len().is_multiple_of(w.len()));
-        let width = w.len();
-        for ((x, gate), out) in x.chunks_exact(width).zip(gate.chunks_exact(width)).zip(out.chunks_exact_mut(width)) {
+    pub fn gated_rms_in_place<V>(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) {
+        assert!(gate.len() == x.len() && x.len().is_multiple_of(w.len()));
+        for (x, gate) in x.chunks_exact_mut(w.len()).zip(gate.chunks_exact(w.len())) {
             let scale = V::splat(inverse_rms::<V>(x, eps));
-            zip::<V>(x, w, out, |x, w| x.mul(scale).mul(w));
-            for (out, gate) in out.chunks_mut(simd::LANES).zip(gate.chunks(simd::LANES)) {
-                let v: V = simd::load_padded(out);
-                simd::store_cut(v.mul(simd::silu(simd::load_padded(gate))), out);
-            }
+            zip_in_place::<V>(x, w, |x, w| x.mul(scale).mul(w));
+            zip_in_place::<V>(x, gate, |x, gate| x.mul(simd::silu(gate)));
         }
     }
 }
@@ -123,7 +117,8 @@ mod tests {
             rms_in_place(&mut in_place, &w, 1e-6);
             assert_eq!(bits(&in_place), bits(&out));
 
-            gated_rms(&x, &gate, &w, 1e-6, &mut out);
+            out.copy_from_slice(&x);
+            gated_rms_in_place(&mut out, &gate, &w, 1e-6);
             let expected = against(&|i, m, x| {
                 let g = f64::from(gate[i]);
                 x / (m.2 + 1e-6).sqrt() * f64::from(w[i % width]) * g / (1.0 + (-g).exp())
@@ -154,7 +149,8 @@ mod tests {
                 let at = rows.start * width..rows.end * width;
                 let mut out = vec![vec![0.0; at.len()]; 3];
                 rms(&x[at.clone()], &w, 1e-6, &mut out[0]);
-                gated_rms(&x[at.clone()], &gate[at.clone()], &w, 1e-6, &mut out[1]);
+                out[1].copy_from_slice(&x[at.clone()]);
+                gated_rms_in_place(&mut out[1], &gate[at.clone()], &w, 1e-6);
                 layer(&x[at], &w, &b, 1e-6, &mut out[2]);
                 out
             };

@@ -1,5 +1,7 @@
 //! Rotary embeddings, half-split: pair `j` of a vector is `(x[j], x[j + half])`.
 
+use crate::image::block_order;
+
 /// Cosines and sines of some rows: `[rows, half]` each. Filled once for a batch of positions, used by every layer and
 /// head.
 #[derive(Debug, Clone, Default)]
@@ -39,8 +41,26 @@ impl Table {
     /// # Panics
     /// If there is no such row or `x` is shorter than `2 * half`.
     pub fn rotate(&self, i: usize, x: &mut [f32]) {
-        let _ = (i, x);
-        todo!()
+        let (cos, sin) = self.row(i);
+        let (a, rest) = x.split_at_mut(self.half);
+        for (((a, b), &cos), &sin) in a.iter_mut().zip(&mut rest[..self.half]).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+
+    fn clear(&mut self, half: usize, rows: usize) {
+        self.half = half;
+        for part in [&mut self.cos, &mut self.sin] {
+            part.clear();
+            part.reserve(half * rows);
+        }
+    }
+
+    fn push(&mut self, angle: f32) {
+        // In f64, so that the f32 sine of the f32 angle is right to the last bit on any platform.
+        let (sin, cos) = f64::from(angle).sin_cos();
+        self.cos.push(cos as f32);
+        self.sin.push(sin as f32);
     }
 }
 
@@ -59,14 +79,23 @@ impl Text {
     /// # Panics
     /// If `rope_dim` is odd.
     pub fn new(rope_dim: usize, theta: f32, sections: [usize; 3]) -> Self {
-        let _ = (rope_dim, theta, sections);
-        todo!()
+        assert!(rope_dim.is_multiple_of(2), "an odd number of values has no pairs");
+        let axis = |j: usize| match j % 3 {
+            1 if j < 3 * sections[1] => 1,
+            2 if j < 3 * sections[2] => 2,
+            _ => 0,
+        };
+        Text { inverse: inverse_frequencies(rope_dim, theta), axis: (0..rope_dim / 2).map(axis).collect() }
     }
 
     /// Fills `table` with the rows of `positions`, each (t, h, w).
     pub fn fill(&self, positions: &[[u32; 3]], table: &mut Table) {
-        let _ = (positions, table, &self.inverse, &self.axis);
-        todo!()
+        table.clear(self.inverse.len(), positions.len());
+        for position in positions {
+            for (&inverse, &axis) in self.inverse.iter().zip(&self.axis) {
+                table.push(position[usize::from(axis)] as f32 * inverse);
+            }
+        }
     }
 }
 
@@ -83,13 +112,95 @@ impl Vision {
     /// # Panics
     /// If `head_dim % 4 != 0`.
     pub fn new(head_dim: usize, theta: f32) -> Self {
-        let _ = (head_dim, theta);
-        todo!()
+        assert!(head_dim.is_multiple_of(4), "a head of {head_dim} values has no pairs for both axes");
+        Vision { inverse: inverse_frequencies(head_dim / 2, theta) }
     }
 
     /// Fills `table` for the patches of a grid `[rows, columns]` in merge-block order.
     pub fn fill(&self, grid: [usize; 2], merge: usize, table: &mut Table) {
-        let _ = (grid, merge, table, &self.inverse);
-        todo!()
+        table.clear(2 * self.inverse.len(), grid[0] * grid[1]);
+        for (row, column) in block_order(grid, merge) {
+            for at in [row, column] {
+                self.inverse.iter().for_each(|inverse| table.push(at as f32 * inverse));
+            }
+        }
+    }
+}
+
+/// `1 / theta^(2j / width)` for each pair, rounded to f32 where the reference rounds.
+fn inverse_frequencies(width: usize, theta: f32) -> Vec<f32> {
+    let power = |j: usize| f64::from(theta).powf(f64::from((2 * j) as f32 / width as f32)) as f32;
+    (0..width / 2).map(|j| 1.0 / power(j)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Random, bits, max_difference};
+
+    const QWEN: [usize; 3] = [11, 11, 10];
+
+    #[test]
+    fn axes_of_the_released_models() {
+        let rope = Text::new(64, 1e7, QWEN);
+        let of = |axis| rope.axis.iter().filter(|&&a| a == axis).count();
+        assert_eq!([of(0), of(1), of(2)], QWEN);
+        assert_eq!(rope.axis[..6], [0, 1, 2, 0, 1, 2]);
+        assert_eq!(rope.axis[30..], [0, 1]);
+        assert!(Text::new(64, 1e7, [0; 3]).axis.iter().all(|&a| a == 0));
+    }
+
+    #[test]
+    fn equal_axes_are_plain_rope() {
+        let (mut sections, mut plain) = (Table::new(), Table::new());
+        Text::new(64, 1e7, QWEN).fill(&[[17; 3], [5; 3]], &mut sections);
+        Text::new(64, 1e7, [0; 3]).fill(&[[17, 1, 2], [5, 0, 0]], &mut plain);
+        assert_eq!(bits(&sections.cos), bits(&plain.cos));
+        assert_eq!((sections.rows(), sections.half()), (2, 32));
+        // Pair 1: theta^(-1/32) = 10^(-7/32).
+        assert!((f64::from(plain.row(0).0[1]) - (17.0 * 10f64.powf(-7.0 / 32.0)).cos()).abs() < 1e-5);
+    }
+
+    #[test]
+    fn turning_keeps_lengths_and_scores_depend_on_distance() {
+        let rope = Text::new(32, 1e4, [0; 3]);
+        let mut table = Table::new();
+        rope.fill(&[[0; 3], [7; 3], [100; 3], [107; 3]], &mut table);
+        let mut random = Random::new(13);
+        let (q, k) = (random.normal(40), random.normal(40));
+        let turned = |x: &[f32], i| {
+            let mut x = x.to_vec();
+            table.rotate(i, &mut x);
+            x
+        };
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        assert_eq!(turned(&q, 0), q);
+        assert_eq!(turned(&q, 2)[32..], q[32..]);
+        assert!((dot(&turned(&q, 2), &turned(&q, 2)) - dot(&q, &q)).abs() < 1e-4);
+        assert!((dot(&turned(&q, 1), &turned(&k, 0)) - dot(&turned(&q, 3), &turned(&k, 2))).abs() < 1e-4);
+        let (cos, sin) = table.row(1);
+        let expected: Vec<f32> = (0..16)
+            .map(|j| q[j] * cos[j] - q[j + 16] * sin[j])
+            .chain((0..16).map(|j| q[j + 16] * cos[j] + q[j] * sin[j]))
+            .collect();
+        assert!(max_difference(&turned(&q, 1)[..32], &expected) < 1e-6);
+    }
+
+    #[test]
+    fn vision_turns_by_row_and_column_in_block_order() {
+        let rope = Vision::new(64, 1e4);
+        let mut table = Table::new();
+        rope.fill([4, 6], 2, &mut table);
+        assert_eq!((table.rows(), table.half()), (24, 32));
+        // Patch 5 is block 1, second column of its first row: row 0, column 3.
+        let (cos, sin) = table.row(5);
+        assert_eq!(cos[..16], [1.0; 16]);
+        assert!((sin[16] - 3f32.sin()).abs() < 1e-7);
+        // Patch 14: first block of the second block row (patches 12..16), second row of it: row 3, column 0.
+        let (cos, sin) = table.row(14);
+        assert!((cos[0] - 3f32.cos()).abs() < 1e-7);
+        assert_eq!(sin[16..], [0.0; 16]);
+        // 18 frequencies an axis, as the largest model has.
+        assert_eq!(Vision::new(72, 1e4).inverse.len(), 18);
     }
 }

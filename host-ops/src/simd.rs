@@ -304,6 +304,18 @@ pub(crate) fn zip<V: Lanes>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(V,
     }
 }
 
+/// `x[i] = f(x[i], b[i])`; the lengths are equal.
+#[inline(always)]
+pub(crate) fn zip_in_place<V: Lanes>(x: &mut [f32], b: &[f32], f: impl Fn(V, V) -> V) {
+    let ((x, rest), (b, rb)) = (x.as_chunks_mut(), b.as_chunks());
+    for (x, b) in x.iter_mut().zip(b) {
+        f(V::load(x), V::load(b)).store(x);
+    }
+    if !rest.is_empty() {
+        store_cut(f(load_padded(rest), load_padded(rb)), rest);
+    }
+}
+
 /// Sum of `f(a[i], b[i])` added by `f(acc, a, b)`: four vectors take turns, then lanes.
 #[inline(always)]
 pub(crate) fn reduce<V: Lanes>(a: &[f32], b: &[f32], f: impl Fn(V, V, V) -> V) -> f32 {

@@ -1,0 +1,151 @@
+use super::*;
+use crate::testing::{Random, bits, max_difference};
+
+const SHAPE: Shape = Shape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 40, conv_kernel: 4, eps: 1e-6 };
+const WIDTH: usize = 50;
+
+struct Case {
+    ba: Vec<f32>,
+    conv: Vec<f32>,
+    a: Vec<f32>,
+    dt_bias: Vec<f32>,
+    norm: Vec<f32>,
+    hidden: Vec<f32>,
+    projected: Vec<f32>,
+    n: usize,
+}
+
+impl Case {
+    fn new(n: usize) -> Self {
+        let mut random = Random::new(14);
+        let heads = SHAPE.value_heads;
+        Case {
+            ba: random.normal(2 * heads * WIDTH).iter().map(|x| x * 0.1).collect(),
+            conv: random.normal(SHAPE.channels() * SHAPE.conv_kernel),
+            a: random.normal(heads).iter().map(|x| -x.exp()).collect(),
+            dt_bias: random.normal(heads),
+            norm: random.normal(SHAPE.value_dim),
+            hidden: random.normal(n * WIDTH),
+            projected: random.normal(n * SHAPE.input_width()),
+            n,
+        }
+    }
+
+    fn weights(&self) -> Weights<'_> {
+        Weights { ba: &self.ba, conv: &self.conv, a: &self.a, dt_bias: &self.dt_bias, norm: &self.norm }
+    }
+
+    /// Runs the tokens in pieces of the given lengths, then the rest.
+    fn run(&self, threads: usize, pieces: &[usize]) -> (Vec<f32>, State) {
+        let (pool, mut scratch) = (Pool::new(threads), Scratch::default());
+        let mut state = State::new(SHAPE);
+        let mut out = vec![0.0; self.n * SHAPE.value_width()];
+        let mut first = 0;
+        for n in pieces.iter().copied().chain([usize::MAX]) {
+            let n = n.min(self.n - first);
+            let (hidden, projected) = (&self.hidden[first * WIDTH..], &self.projected[first * SHAPE.input_width()..]);
+            forward(
+                &pool,
+                &SHAPE,
+                &self.weights(),
+                &mut state,
+                &hidden[..n * WIDTH],
+                &projected[..n * SHAPE.input_width()],
+                &mut out[first * SHAPE.value_width()..][..n * SHAPE.value_width()],
+                &mut scratch,
+            );
+            first += n;
+        }
+        (out, state)
+    }
+
+    /// The definition, in f64, token by token.
+    fn defined(&self) -> (Vec<f32>, Vec<f32>) {
+        let (heads, dk, dv) = (SHAPE.value_heads, SHAPE.key_dim, SHAPE.value_dim);
+        let (channels, key, input) = (SHAPE.channels(), SHAPE.key_width(), SHAPE.input_width());
+        let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let (x, hidden, ba, conv) = (wide(&self.projected), wide(&self.hidden), wide(&self.ba), wide(&self.conv));
+        let sigma = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let mut state = vec![0.0; heads * dk * dv];
+        let mut out = Vec::new();
+        for t in 0..self.n {
+            let u: Vec<f64> = (0..channels)
+                .map(|c| {
+                    let taps = (0..4).filter(|j| t + j >= 3);
+                    let sum: f64 = taps.map(|j| conv[c * 4 + j] * x[(t + j - 3) * input + c]).sum();
+                    sum * sigma(sum)
+                })
+                .collect();
+            let gate = |i: usize| (0..WIDTH).map(|d| ba[i * WIDTH + d] * hidden[t * WIDTH + d]).sum::<f64>();
+            for h in 0..heads {
+                let unit = |x: &[f64]| {
+                    let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+                    x.iter().map(|x| x / length).collect::<Vec<_>>()
+                };
+                let at = h / (heads / SHAPE.key_heads) * dk;
+                let (q, k) = (unit(&u[at..at + dk]), unit(&u[key + at..][..dk]));
+                let v = &u[2 * key + h * dv..][..dv];
+                let beta = sigma(gate(h));
+                let a = (gate(heads + h) + f64::from(self.dt_bias[h])).exp().ln_1p();
+                let decay = (f64::from(self.a[h]) * a).exp();
+                let s = &mut state[h * dk * dv..][..dk * dv];
+                s.iter_mut().for_each(|s| *s *= decay);
+                let mut o = vec![0.0; dv];
+                for j in 0..dv {
+                    let r: f64 = (0..dk).map(|i| s[i * dv + j] * k[i]).sum();
+                    for i in 0..dk {
+                        s[i * dv + j] += k[i] * beta * (v[j] - r);
+                    }
+                    o[j] = (0..dk).map(|i| s[i * dv + j] * q[i]).sum::<f64>() / (dk as f64).sqrt();
+                }
+                let rms = (o.iter().map(|o| o * o).sum::<f64>() / dv as f64 + 1e-6).sqrt();
+                for j in 0..dv {
+                    let z = x[t * input + channels + h * dv + j];
+                    out.push((o[j] / rms * f64::from(self.norm[j]) * z * sigma(z)) as f32);
+                }
+            }
+        }
+        (out, state.iter().map(|&s| s as f32).collect())
+    }
+}
+
+#[test]
+fn follows_the_definition() {
+    let case = Case::new(40);
+    let (out, state) = case.run(1, &[]);
+    let (expected, expected_state) = case.defined();
+    assert!(max_difference(&out, &expected) < 1e-4, "{}", max_difference(&out, &expected));
+    assert!(max_difference(&state.recurrent(), &expected_state) < 1e-5);
+    let last: Vec<f32> =
+        (37..40).flat_map(|t| case.projected[t * SHAPE.input_width()..][..SHAPE.channels()].to_vec()).collect();
+    assert_eq!(state.conv(), last);
+}
+
+#[test]
+fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
+    let case = Case::new(530);
+    let (whole, state) = case.run(1, &[]);
+    let same = |(out, other): (Vec<f32>, State), what: &str| {
+        assert!(bits(&out) == bits(&whole), "{what}");
+        assert!(bits(&other.recurrent) == bits(&state.recurrent), "{what}");
+        assert!(bits(&other.conv) == bits(&state.conv), "{what}");
+    };
+    for cut in [1, 2, 3, 255, 256, 257, 511, 529] {
+        same(case.run(1, &[cut]), &format!("cut at {cut}"));
+    }
+    same(case.run(2, &[1, 1, 1, 1, 300]), "2 threads");
+    same(case.run(3, &[]), "3 threads");
+    same(simd::plain(|| case.run(1, &[])), "plain");
+}
+
+#[test]
+fn a_snapshot_and_a_reset_start_over() {
+    let case = Case::new(6);
+    let (_, mut state) = case.run(1, &[]);
+    let snapshot = state.clone();
+    state.reset();
+    assert!(state.recurrent().iter().chain(state.conv()).all(|&x| x == 0.0));
+    assert_eq!(snapshot.recurrent().len(), 4 * 24 * 40);
+    assert!(snapshot.recurrent().iter().any(|&x| x != 0.0));
+    assert_eq!(state.bytes(), 4 * (3 * SHAPE.channels() + 4 * 2 * 24 * 32));
+}
