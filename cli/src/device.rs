@@ -5,6 +5,7 @@ use crate::contracts;
 use crate::error::{CliError, one_line};
 use crate::npu;
 use crate::output::{ProgressLine, note};
+use amdxdna_ioctl::KernelOpener;
 use npu_model::{Config, Model};
 use runtime::bundle::Bundle;
 use runtime::npu::Npu;
@@ -58,7 +59,7 @@ pub(crate) fn open(path: &Path) -> Result<Bundle, CliError> {
 fn on_node(bundle: Bundle, node: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
     npu::fits(&bundle)?;
     let start = Instant::now();
-    let npu = Npu::open(&*npu::opener(), node).map_err(ChatError::from)?;
+    let npu = Npu::open(&KernelOpener, node).map_err(ChatError::from)?;
     let chat = chat(bundle, npu, run, vision)?;
     Ok(Loaded { chat, device: node.display().to_string(), seconds: start.elapsed().as_secs_f64(), model: None })
 }

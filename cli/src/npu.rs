@@ -30,8 +30,3 @@ pub(crate) fn is_for_software(bundle: &Bundle) -> Result<bool, CliError> {
 pub(crate) fn list() -> Result<(), CliError> {
     Err(CliError::Device("no NPU was found".into()))
 }
-
-/// The kernel.
-pub(crate) fn opener() -> std::sync::Arc<dyn amdxdna_ioctl::Opener> {
-    npu_model::Model::new(npu_model::Config::default())
-}

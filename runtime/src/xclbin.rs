@@ -166,9 +166,9 @@ impl Xclbin {
             return bad(format!("IP_LAYOUT has no instance of kernel `{kernel}`"));
         }
         let partition = partition::Partition::parse(section(AIE_PARTITION, "AIE_PARTITION")?)?;
-        let pdi = partition.image(described.id).ok_or_else(|| {
-            XclbinError(format!("no device image for kernel `{kernel}` (id {:#x})", described.id))
-        })?;
+        let pdi = partition
+            .image(described.id)
+            .ok_or_else(|| XclbinError(format!("no device image for kernel `{kernel}` (id {:#x})", described.id)))?;
         Ok(Self {
             kernel: kernel.to_owned(),
             kernel_id: described.id,

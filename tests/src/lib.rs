@@ -1,1 +1,3 @@
-//! End-to-end tests, and the table of driver cases.
+//! What end-to-end tests share: a tiny model to run them on, and the bundle made of it.
+
+pub mod tiny;

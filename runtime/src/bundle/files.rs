@@ -60,11 +60,8 @@ impl Directory {
             return Err(outside());
         }
         let path = self.path.join(name);
-        let resolved = fs::canonicalize(&path).map_err(|source| BundleError::Io {
-            action: "open",
-            path: path.clone(),
-            source,
-        })?;
+        let resolved =
+            fs::canonicalize(&path).map_err(|source| BundleError::Io { action: "open", path: path.clone(), source })?;
         if resolved.starts_with(&self.resolved) || self.blobs().is_some_and(|blobs| resolved.starts_with(blobs)) {
             Ok(path)
         } else {

@@ -45,7 +45,11 @@ impl<'t> Record<'t> {
 
     /// The value of `key=`, if it is there. Of a repeated key the last counts.
     pub(super) fn key(&self, key: &str) -> Option<&'t str> {
-        self.fields.iter().rev().find_map(|field| field.split_once('=').filter(|(name, _)| *name == key)).map(|(_, v)| v)
+        self.fields
+            .iter()
+            .rev()
+            .find_map(|field| field.split_once('=').filter(|(name, _)| *name == key))
+            .map(|(_, v)| v)
     }
 
     /// The value of `key=`.
@@ -108,18 +112,19 @@ impl<'t> Lines<'t> {
                     }
                     let found = record.field(0, "a number")?;
                     if found.parse() != Ok(VERSION) {
-                        let what = format!("version `{found}`; this runtime reads version {VERSION}, export the bundle anew");
+                        let what =
+                            format!("version `{found}`; this runtime reads version {VERSION}, export the bundle anew");
                         return Err(record.error(what));
                     }
                     version = Some(VERSION);
-                },
+                }
                 "param" => {
                     let name = record.field(0, "a name")?;
                     record.field(1, "a value")?;
                     if params.insert(name, (record.line, record.after_name())).is_some() {
                         return Err(record.error(format!("a second `param {name}`; expected one")));
                     }
-                },
+                }
                 _ => records.push(record),
             }
         }

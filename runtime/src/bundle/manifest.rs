@@ -167,7 +167,7 @@ impl Manifest {
         match record.key("format") {
             Some(name) if name != format.name() => {
                 Err(record.error(format!("`format={name}`; the parameters say `{}`", format.name())))
-            },
+            }
             _ => Ok(format),
         }
     }
@@ -220,11 +220,7 @@ impl Manifest {
             },
             _ => return Ok(()),
         };
-        if self.xclbins.contains_key(ctx) {
-            Ok(())
-        } else {
-            Err(record.error(format!("there is no `xclbin {ctx}`")))
-        }
+        if self.xclbins.contains_key(ctx) { Ok(()) } else { Err(record.error(format!("there is no `xclbin {ctx}`"))) }
     }
 }
 
@@ -279,10 +275,9 @@ fn gemm_rules(gemm: &GemmRecord) -> Result<(), String> {
 /// The views of the stream for `count` chunks: at least the elements it touches, at most whole rows.
 fn stream_rules(gemm: &GemmRecord, count: usize) -> Result<(), String> {
     let (stream, rows) = (&gemm.chunks[count - 1], count * gemm.m);
-    for (name, elems, stride, used) in [
-        ("a_elems", stream.a_elems, gemm.lda, gemm.k),
-        ("c_elems", stream.c_elems, gemm.c_stride, gemm.columns()),
-    ] {
+    for (name, elems, stride, used) in
+        [("a_elems", stream.a_elems, gemm.lda, gemm.k), ("c_elems", stream.c_elems, gemm.c_stride, gemm.columns())]
+    {
         let (least, most) = ((rows - 1) * stride + used, rows * stride);
         if elems < least || elems > most {
             return Err(format!("{name} {elems} for {rows} rows of stride {stride}; expected {least} to {most}"));
@@ -312,7 +307,7 @@ fn text_params(lines: &Lines<'_>) -> Result<TextParams, BundleError> {
         None => WeightFormat::Bfp16,
         Some(name) => {
             WeightFormat::from_name(name).ok_or_else(|| lines.param_error("gemv_format", "bfp16, bfp6s or f32"))?
-        },
+        }
     };
     let untied = match lines.optional("embed") {
         None | Some("0") => false,

@@ -193,7 +193,10 @@ fn check_stream(bytes: &[u8]) -> Result<(), String> {
         return Err("empty; expected an instruction stream".to_owned());
     }
     if bytes.len() < 16 || !bytes.len().is_multiple_of(4) {
-        return Err(format!("{} bytes; expected an instruction stream, a header of 16 bytes and whole words", bytes.len()));
+        return Err(format!(
+            "{} bytes; expected an instruction stream, a header of 16 bytes and whole words",
+            bytes.len()
+        ));
     }
     Ok(())
 }

@@ -123,10 +123,6 @@ impl RefRecord {
     /// Name of a tensor of image `index` (from 0) of this run: `rgb`, `patches`, `grid` or `vision`.
     #[must_use]
     pub fn image_tensor(&self, what: &str, index: usize) -> String {
-        if self.images > 1 {
-            format!("ref.{}.{what}.{index}", self.name)
-        } else {
-            format!("ref.{}.{what}", self.name)
-        }
+        if self.images > 1 { format!("ref.{}.{what}.{index}", self.name) } else { format!("ref.{}.{what}", self.name) }
     }
 }

@@ -42,7 +42,10 @@ fn text_params(text: &TextParams) -> Outcome {
     must(text.head_rows.is_multiple_of(8), || format!("head_rows {}; expected a multiple of 8", text.head_rows))?;
     let spare = (text.head_rows * text.head_parts).checked_sub(text.vocab);
     must(spare.is_some_and(|spare| spare < text.head_rows), || {
-        format!("{} head parts of {} rows do not just hold a vocabulary of {}", text.head_parts, text.head_rows, text.vocab)
+        format!(
+            "{} head parts of {} rows do not just hold a vocabulary of {}",
+            text.head_parts, text.head_rows, text.vocab
+        )
     })?;
     for (kind, width, name) in [
         (LayerKind::Attention, text.heads * text.head_dim, "heads * hd"),

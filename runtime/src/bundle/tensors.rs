@@ -179,8 +179,8 @@ impl TensorFile {
 fn parse_index(text: &str) -> Result<BTreeMap<String, Entry>, BundleError> {
     let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
-        let (name, entry) = parse_entry(index + 1, line)
-            .map_err(|what| BundleError::Line { file: INDEX, line: index + 1, what })?;
+        let (name, entry) =
+            parse_entry(index + 1, line).map_err(|what| BundleError::Line { file: INDEX, line: index + 1, what })?;
         if let Some(first) = entries.get(name) {
             let what = format!("a second tensor `{name}`; the first is on line {}", first.line);
             return Err(BundleError::Line { file: INDEX, line: index + 1, what });

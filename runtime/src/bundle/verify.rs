@@ -32,7 +32,9 @@ fn dims(shape: &[usize]) -> String {
 
 impl Check<'_> {
     fn entry(&self, name: &str) -> Result<&Entry, BundleError> {
-        self.tensors.entry(name).ok_or_else(|| wrong(name, "missing from tensors.txt, but the manifest needs it".into()))
+        self.tensors
+            .entry(name)
+            .ok_or_else(|| wrong(name, "missing from tensors.txt, but the manifest needs it".into()))
     }
 
     /// A tensor of this type and shape; axes of length one do not count.
@@ -41,10 +43,7 @@ impl Check<'_> {
         let long = |shape: &[usize]| shape.iter().copied().filter(|dim| *dim != 1).collect::<Vec<_>>();
         if entry.dtype != dtype || long(&entry.shape) != long(shape) {
             let (found, wanted) = (dims(&entry.shape), dims(shape));
-            return Err(wrong(
-                name,
-                format!("{} {found}; expected {} {wanted}", entry.dtype.name(), dtype.name()),
-            ));
+            return Err(wrong(name, format!("{} {found}; expected {} {wanted}", entry.dtype.name(), dtype.name())));
         }
         Ok(())
     }
@@ -92,11 +91,11 @@ impl Check<'_> {
                     host("A", &[heads])?;
                     host("dt_bias", &[heads])?;
                     host("norm", &[text.lin_value_dim])?;
-                },
+                }
                 LayerKind::Attention => {
                     host("q_norm", &[text.head_dim])?;
                     host("k_norm", &[text.head_dim])?;
-                },
+                }
             }
         }
         self.f32("ln_f", &[d])?;
@@ -154,7 +153,10 @@ impl Check<'_> {
             let entry = self.entry(&name)?;
             let count: usize = entry.shape.iter().product();
             if entry.dtype != DType::I32 || count == 0 {
-                return Err(wrong(&name, format!("{} {}; expected i32, not empty", entry.dtype.name(), dims(&entry.shape))));
+                return Err(wrong(
+                    &name,
+                    format!("{} {}; expected i32, not empty", entry.dtype.name(), dims(&entry.shape)),
+                ));
             }
             self.ids(&name, vocab)?;
             Ok(count)
@@ -186,7 +188,10 @@ impl Check<'_> {
         let name = |what: &str| reference.image_tensor(what, image);
         let rgb = self.entry(&name("rgb"))?;
         if rgb.dtype != DType::U8 || rgb.shape.len() != 3 || rgb.shape[2] != 3 || rgb.bytes == 0 {
-            return Err(wrong(&name("rgb"), format!("{} {}; expected u8 [H, W, 3]", rgb.dtype.name(), dims(&rgb.shape))));
+            return Err(wrong(
+                &name("rgb"),
+                format!("{} {}; expected u8 [H, W, 3]", rgb.dtype.name(), dims(&rgb.shape)),
+            ));
         }
         self.plain(&name("grid"), DType::I32, &[2])?;
         let grid = self.tensors.get(&name("grid"))?.i32s().unwrap_or(&[]);
@@ -196,7 +201,10 @@ impl Check<'_> {
             _ => None,
         };
         let patches = patches.filter(|count| *count > 0 && count.is_multiple_of(vision.merged())).ok_or_else(|| {
-            wrong(&name("grid"), format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge))
+            wrong(
+                &name("grid"),
+                format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge),
+            )
         })?;
         self.f32(&name("patches"), &[patches, vision.patch_values()])?;
         self.f32(&name("vision"), &[patches / vision.merged(), vision.out])

@@ -62,13 +62,8 @@ pub fn gemv_stream(spec: &GemvSpec) -> Result<Vec<u8>, SpecError> {
         }
         parameters.release(&mut writer, column, 1, part.len());
         let mut lane = |direction, index, first_id, argument, offset: usize, bytes: usize| {
-            let task = Task {
-                descriptor: Descriptor::linear(bytes / 4),
-                argument,
-                offset: offset as u64,
-                runs: 1,
-                step: 0,
-            };
+            let task =
+                Task { descriptor: Descriptor::linear(bytes / 4), argument, offset: offset as u64, runs: 1, step: 0 };
             lanes.push(Lane { channel: Channel { column, direction, index }, first_id, tasks: vec![task] });
         };
         lane(Direction::S2mm, 0, 0, 2, part.start * element, part.len() * element);

@@ -97,9 +97,7 @@ fn metadata() -> Vec<u8> {
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<project name=\"binary\">\n  <platform>\n    \
          <device name=\"fpga0\">\n      <core name=\"OCL_REGION_0\">\n        <kernel name=\"MLIR_AIE\" type=\"dpu\">\n",
     );
-    xml += &format!(
-        "          <extended-data subtype=\"1\" functional=\"0\" dpu_kernel_id=\"{KERNEL_ID:#x}\"/>\n"
-    );
+    xml += &format!("          <extended-data subtype=\"1\" functional=\"0\" dpu_kernel_id=\"{KERNEL_ID:#x}\"/>\n");
     let mut offset = 0;
     for (id, (name, size, kind)) in arguments.iter().enumerate() {
         let qualifier = u32::from(*kind != "uint64_t" && *kind != "uint32_t");

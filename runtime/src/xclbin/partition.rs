@@ -38,7 +38,9 @@ impl<'a> Partition<'a> {
             let (image, ids) = image(section, Bytes { bytes: entry, what: "a device image's entry" })?;
             total += image.len();
             if total > MOST_BYTES {
-                return bad(format!("device images of more than {MOST_BYTES} bytes; they would not fit the device heap"));
+                return bad(format!(
+                    "device images of more than {MOST_BYTES} bytes; they would not fit the device heap"
+                ));
             }
             images.push((image, ids));
         }

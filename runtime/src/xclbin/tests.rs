@@ -170,10 +170,7 @@ fn partitions_that_make_no_sense() {
 
 #[test]
 fn other_names() {
-    assert_eq!(
-        Xclbin::parse(&Maker::good().bytes(), "DPU").unwrap_err().0,
-        "no kernel `DPU`; there is: MLIR_AIE"
-    );
+    assert_eq!(Xclbin::parse(&Maker::good().bytes(), "DPU").unwrap_err().0, "no kernel `DPU`; there is: MLIR_AIE");
     let mut maker = Maker::good();
     maker.sections[3].1[24] = b'X';
     assert_eq!(maker.message(), "IP_LAYOUT has no instance of kernel `MLIR_AIE`");

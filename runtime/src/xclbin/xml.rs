@@ -54,13 +54,13 @@ pub(super) fn kernel(section: &[u8], name: &str) -> Result<Kernel, XclbinError> 
                 "extended-data" => {
                     kernel.0 = attribute("dpu_kernel_id").map(|text| number(text, "dpu_kernel_id")).transpose()?;
                     kernel.1 = attribute("functional").map_or(Ok(0), functional)?;
-                },
+                }
                 // Arguments 0 to 2 are opcode, instructions and their length.
                 "arg" => {
                     let id: u16 = number(attribute("id").unwrap_or("0"), "an argument's id")?;
                     kernel.2 += usize::from(id >= 3);
-                },
-                _ => {},
+                }
+                _ => {}
             }
         }
         if !empty {
@@ -121,7 +121,8 @@ fn tag<'t>(rest: &mut &'t str) -> Result<Tag<'t>, XclbinError> {
         let key = text[..equals].trim_end();
         let value = text[equals + 1..].trim_start();
         let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
-        let quote = quote.ok_or_else(|| XclbinError(format!("EMBEDDED_METADATA: attribute `{key}` is not in quotes")))?;
+        let quote =
+            quote.ok_or_else(|| XclbinError(format!("EMBEDDED_METADATA: attribute `{key}` is not in quotes")))?;
         let end = value[1..].find(quote).ok_or_else(cut)?;
         attributes.push((key, &value[1..=end]));
         text = &value[end + 2..];
