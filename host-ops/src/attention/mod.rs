@@ -1,7 +1,14 @@
 //! Attention of the text model (gated, grouped, cached) and of the vision tower (full).
+//!
+//! Both run the same loop (`tile`): a few queries against one block of [`BLOCK`] keys at a time, with an online softmax.
+//! Blocks start at multiples of [`BLOCK`] positions, so the order of every sum depends on positions alone.
 
+mod cache;
 mod text;
+mod tile;
 mod vision;
 
-pub use text::{KvCache, Scratch, Shape, Weights, forward};
+pub use cache::KvCache;
+pub use text::{Scratch, Shape, Weights, forward};
+pub use tile::BLOCK;
 pub use vision::{Scratch as VisionScratch, VisionShape, vision_forward};

@@ -1,15 +1,25 @@
 //! Gated grouped-query attention with a KV cache.
 
-use crate::{pool::Pool, rope};
+use super::{
+    cache::KvCache,
+    tile::{BLOCK, MAX_QUERIES, Online, attend},
+};
+use crate::{
+    norm,
+    pool::Pool,
+    rope,
+    simd::{self, LANES, kernel, zip_in_place},
+};
+use std::sync::Arc;
 
 /// The shape of one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Query heads.
     pub heads: usize,
-    /// Key/value heads; `heads` is a multiple.
+    /// Key/value heads; `heads` is a multiple, at most 32 times.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head, a multiple of 8.
     pub head_dim: usize,
     /// Epsilon of the query and key norms.
     pub eps: f32,
@@ -25,6 +35,25 @@ impl Shape {
     pub fn output_width(&self) -> usize {
         self.heads * self.head_dim
     }
+
+    /// Width of all keys, or of all values.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Whether [`forward`] can run it.
+    pub fn is_valid(&self) -> bool {
+        self.kv_heads > 0
+            && self.heads.is_multiple_of(self.kv_heads)
+            && (1..=MAX_QUERIES).contains(&self.group())
+            && self.head_dim > 0
+            && self.head_dim.is_multiple_of(LANES)
+    }
+
+    /// Query heads of a key/value head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
 }
 
 /// Host-side weights of one layer, offsets from one.
@@ -36,64 +65,23 @@ pub struct Weights<'a> {
     pub k_norm: &'a [f32],
 }
 
-/// Keys and values of one layer, f32, in pages that come as the context grows. `Clone` is a cheap snapshot: full pages
-/// are shared.
-#[derive(Debug, Clone)]
-pub struct KvCache {
-    shape: Shape,
-    len: usize,
-}
-
-impl KvCache {
-    /// An empty cache.
-    pub fn new(shape: Shape) -> Self {
-        KvCache { shape, len: 0 }
-    }
-
-    /// Tokens it holds.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it holds nothing.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Forgets all tokens from `len` on; keeps the memory.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    /// Memory in use by its pages, in bytes.
-    pub fn bytes(&self) -> usize {
-        0
-    }
-
-    /// A copy of the key (normed, turned) of a token and head: `[head_dim]`.
-    ///
-    /// # Panics
-    /// If there is no such token or head.
-    pub fn key(&self, token: usize, kv_head: usize) -> Vec<f32> {
-        let _ = (token, kv_head, self.shape);
-        todo!()
-    }
-
-    /// The value of a token and head: `[head_dim]`.
-    ///
-    /// # Panics
-    /// If there is no such token or head.
-    pub fn value(&self, token: usize, kv_head: usize) -> &[f32] {
-        let _ = (token, kv_head);
-        todo!()
-    }
-}
-
 /// Memory for the steps in between, kept from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    _private: (),
+    /// `[n, heads, head_dim]`: queries, normed, turned, scaled.
+    q: Vec<f32>,
+    /// `[n, kv_heads, head_dim]`: keys, normed and turned.
+    k: Vec<f32>,
+    /// `[items, queries, head_dim + 2]`: what a span of keys gave each query: sums, their weight, the largest score.
+    spans: Vec<f32>,
 }
+
+/// Keys of a span, in blocks: spans are summed on their own and then merged, so that one token's attention can run on
+/// several threads. Always, not only then: the bits may not depend on it.
+const SPAN: usize = 8;
+
+/// Queries of a prompt that go through the keys together.
+const TILE: usize = 16;
 
 /// Appends `n` tokens to the cache and attends from them, between the `in` and `o` projections.
 ///
@@ -102,7 +90,7 @@ pub struct Scratch {
 /// * `out`: `[n, output_width]`, already multiplied by the gates
 ///
 /// # Panics
-/// If the lengths do not fit.
+/// If the lengths do not fit, the cache is of another shape, or the shape is not [valid](Shape::is_valid).
 #[expect(clippy::too_many_arguments)]
 pub fn forward(
     pool: &Pool,
@@ -114,6 +102,208 @@ pub fn forward(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let _ = (pool, shape, weights, rope, cache, projected, out, scratch);
-    todo!()
+    let (input, width, hd) = (shape.input_width(), shape.output_width(), shape.head_dim);
+    assert!(shape.is_valid(), "{shape:?}");
+    assert_eq!(cache.shape(), shape, "the cache is another layer's");
+    let n = projected.len() / input;
+    assert_eq!([projected.len(), out.len(), rope.rows()], [n * input, n * width, n], "{n} tokens");
+    assert_eq!([weights.q_norm.len(), weights.k_norm.len()], [hd; 2], "q_norm, k_norm");
+    assert!(2 * rope.half() <= hd, "RoPE of {} values in a head of {hd}", 2 * rope.half());
+    let before = cache.len();
+
+    scratch.q.resize(n * width, 0.0);
+    scratch.k.resize(n * shape.kv_width(), 0.0);
+    let scale = 1.0 / (hd as f32).sqrt();
+    pool.run_chunks2((&mut scratch.q, width), (&mut scratch.k, shape.kv_width()), &|t, q, k| {
+        let row = &projected[t * input..][..input];
+        for (q, row) in q.chunks_exact_mut(hd).zip(row.chunks_exact(2 * hd)) {
+            norm::rms(&row[..hd], weights.q_norm, shape.eps, q);
+            rope.rotate(t, q);
+            q.iter_mut().for_each(|q| *q *= scale);
+        }
+        for (k, row) in k.chunks_exact_mut(hd).zip(row[2 * width..].chunks_exact(hd)) {
+            norm::rms(row, weights.k_norm, shape.eps, k);
+            rope.rotate(t, k);
+        }
+    });
+    append(pool, shape, cache, &scratch.k, projected, n);
+
+    let run = Run { shape, cache, q: &scratch.q, before };
+    let gates = |t: usize| &projected[t * input..][..2 * width];
+    if n * shape.kv_heads < 4 * pool.threads().max(2) {
+        run.few(pool, n, out, &mut scratch.spans);
+        for (t, out) in out.chunks_exact_mut(width).enumerate() {
+            open_gates(hd, gates(t), out);
+        }
+    } else {
+        let rows = (TILE / shape.group()).max(1);
+        pool.run_chunks(out, rows * width, &|i, out| {
+            for g in 0..shape.kv_heads {
+                run.tile(i * rows, out.len() / width, g, out);
+            }
+            for (r, out) in out.chunks_exact_mut(width).enumerate() {
+                open_gates(hd, gates(i * rows + r), out);
+            }
+        });
+    }
 }
+
+/// Writes the new keys and values into the cache, page by page.
+fn append(pool: &Pool, shape: &Shape, cache: &mut KvCache, k: &[f32], projected: &[f32], n: usize) {
+    let (input, kv) = (shape.input_width(), shape.kv_width());
+    let (pages, slot) = cache.grow(n);
+    pool.run_chunks(pages, 1, &|i, page| {
+        // `grow` left these pages with one owner.
+        let Some(page) = Arc::get_mut(&mut page[0]) else { return };
+        let tokens = (i * BLOCK).saturating_sub(slot)..((i + 1) * BLOCK - slot).min(n);
+        for t in tokens {
+            let values = &projected[t * input..][..input][input - kv..];
+            page.put(shape.head_dim, (slot + t) % BLOCK, &k[t * kv..][..kv], values);
+        }
+    });
+}
+
+/// What all tiles of a call share.
+struct Run<'a> {
+    shape: &'a Shape,
+    cache: &'a KvCache,
+    /// `[n, heads, head_dim]`.
+    q: &'a [f32],
+    /// Tokens in the cache before this call's.
+    before: usize,
+}
+
+impl Run<'_> {
+    /// Attends from `rows` tokens, the first being `t`, with the heads of group `g`. `out`: `[rows, heads, head_dim]`,
+    /// of which the group's heads are written.
+    fn tile(&self, t: usize, rows: usize, g: usize, out: &mut [f32]) {
+        let (hd, width, group) = (self.shape.head_dim, self.shape.output_width(), self.shape.group());
+        let (mut offsets, mut ends) = ([0; MAX_QUERIES], [0; MAX_QUERIES]);
+        let queries = rows * group;
+        for i in 0..queries {
+            offsets[i] = i / group * width + (g * group + i % group) * hd;
+            ends[i] = self.before + t + i / group + 1;
+        }
+        let (offsets, ends) = (&offsets[..queries], &ends[..queries]);
+        let q = &self.q[t * width..];
+        let mut total = Online::START;
+        offsets.iter().for_each(|&at| out[at..at + hd].fill(0.0));
+        let mut acc = vec![0.0; out.len()];
+        for span in 0..ends[queries - 1].div_ceil(SPAN * BLOCK) {
+            let mut online = Online::START;
+            offsets.iter().for_each(|&at| acc[at..at + hd].fill(0.0));
+            self.span(span, g, q, offsets, ends, &mut online, &mut acc);
+            for (i, &at) in offsets.iter().enumerate() {
+                let part = (&acc[at..at + hd], online.sum[i], online.max[i]);
+                merge(part, &mut out[at..at + hd], &mut total.sum[i], &mut total.max[i]);
+            }
+        }
+        for (i, &at) in offsets.iter().enumerate() {
+            finish(&mut out[at..at + hd], total.sum[i]);
+        }
+    }
+
+    /// Some queries against one span. `ends`: how many tokens of the cache each query sees, ascending.
+    #[expect(clippy::too_many_arguments)]
+    fn span(
+        &self,
+        span: usize,
+        g: usize,
+        q: &[f32],
+        offsets: &[usize],
+        ends: &[usize],
+        online: &mut Online,
+        acc: &mut [f32],
+    ) {
+        for b in span * SPAN..(span + 1) * SPAN {
+            // The first query that sees anything of this block: the ones before it end earlier.
+            let first = ends.partition_point(|&end| end <= b * BLOCK);
+            if first == ends.len() {
+                return;
+            }
+            let mut visible = [0; MAX_QUERIES];
+            for (v, end) in visible.iter_mut().zip(&ends[first..]) {
+                *v = (end - b * BLOCK).min(BLOCK);
+            }
+            // Queries that see nothing any more are at the front; shift the rest to the start and back.
+            let mut part = Online::START;
+            let n = ends.len() - first;
+            part.max[..n].copy_from_slice(&online.max[first..ends.len()]);
+            part.sum[..n].copy_from_slice(&online.sum[first..ends.len()]);
+            let block = self.cache.block(b, g);
+            attend(self.shape.head_dim, q, &offsets[first..], block, &visible[..n], &mut part, acc);
+            online.max[first..ends.len()].copy_from_slice(&part.max[..n]);
+            online.sum[first..ends.len()].copy_from_slice(&part.sum[..n]);
+        }
+    }
+
+    /// Few tokens: every span of every (token, group) is an item of its own.
+    fn few(&self, pool: &Pool, n: usize, out: &mut [f32], spans: &mut Vec<f32>) {
+        let (hd, group, groups) = (self.shape.head_dim, self.shape.group(), self.shape.kv_heads);
+        let per_item = group * (hd + 2);
+        let most = (self.before + n).div_ceil(SPAN * BLOCK);
+        spans.resize(n * groups * most * per_item, 0.0);
+        pool.run_chunks(spans, per_item, &|i, part| {
+            let (t, g, span) = (i / (groups * most), i / most % groups, i % most);
+            let end = self.before + t + 1;
+            if span * SPAN * BLOCK >= end {
+                return;
+            }
+            let offsets: [usize; MAX_QUERIES] = std::array::from_fn(|i| i * hd);
+            let (acc, rest) = part.split_at_mut(group * hd);
+            acc.fill(0.0);
+            let mut online = Online::START;
+            let q = &self.q[(t * groups + g) * group * hd..];
+            self.span(span, g, q, &offsets[..group], &[end; MAX_QUERIES][..group], &mut online, acc);
+            let (sum, max) = rest.split_at_mut(group);
+            sum.copy_from_slice(&online.sum[..group]);
+            max.copy_from_slice(&online.max[..group]);
+        });
+        for (item, out) in out.chunks_exact_mut(group * hd).enumerate() {
+            let end = self.before + item / groups + 1;
+            let used = end.div_ceil(SPAN * BLOCK);
+            let parts = || spans[item * most * per_item..].chunks_exact(per_item).take(used);
+            for (h, out) in out.chunks_exact_mut(hd).enumerate() {
+                out.fill(0.0);
+                let (mut sum, mut max) = (0.0, f32::NEG_INFINITY);
+                for part in parts() {
+                    let (acc, rest) = part.split_at(group * hd);
+                    merge((&acc[h * hd..][..hd], rest[h], rest[group + h]), out, &mut sum, &mut max);
+                }
+                finish(out, sum);
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Adds a span's (sums, weight, largest score) to a query's.
+    fn merge<V>(part: (&[f32], f32, f32), out: &mut [f32], sum: &mut f32, max: &mut f32) {
+        let new = if part.2 > *max { part.2 } else { *max };
+        let mut scales = [*max, part.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0].map(|m| m - new);
+        simd::exp(V::load(&scales)).store(&mut scales);
+        let [old, fresh, ..] = scales;
+        *sum = (*sum).mul_add(old, part.1 * fresh);
+        *max = new;
+        zip_in_place::<V>(out, part.0, |o, p| o.fma(V::splat(old), p.mul(V::splat(fresh))));
+    }
+}
+
+kernel! {
+    fn finish<V>(out: &mut [f32], sum: f32) {
+        simd::map::<V>(out, |x| x.div(V::splat(sum)));
+    }
+}
+
+kernel! {
+    /// `out *= sigmoid(gate)`; `row`: `[heads, (query, gate), head_dim]`, `out`: `[heads, head_dim]`.
+    fn open_gates<V>(head_dim: usize, row: &[f32], out: &mut [f32]) {
+        for (out, row) in out.chunks_exact_mut(head_dim).zip(row.chunks_exact(2 * head_dim)) {
+            zip_in_place::<V>(out, &row[head_dim..], |x, gate| x.mul(simd::sigmoid(gate)));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "text_tests.rs"]
+mod tests;

@@ -1,20 +1,37 @@
 //! Full attention over the patches of one image.
 
-use crate::{pool::Pool, rope};
+use super::tile::{BLOCK, Block, MAX_QUERIES, Online, attend};
+use crate::{
+    pool::Pool,
+    rope,
+    simd::{self, LANES, kernel},
+};
 
 /// The shape of one block's attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VisionShape {
     /// Heads.
     pub heads: usize,
-    /// Width of a head.
+    /// Width of a head, a multiple of 8.
     pub head_dim: usize,
+}
+
+impl VisionShape {
+    /// Width of an output row.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
 }
 
 /// Memory for the steps in between, kept from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    _private: (),
+    /// `[n, heads, head_dim]`: queries, turned and scaled.
+    q: Vec<f32>,
+    /// `[blocks, heads, head_dim, BLOCK]`.
+    keys: Vec<f32>,
+    /// `[blocks, heads, BLOCK, head_dim]`.
+    values: Vec<f32>,
 }
 
 /// Full attention over `n` patches of one image, online softmax in tiles: no `n` x `n` matrix exists.
@@ -24,7 +41,7 @@ pub struct Scratch {
 /// * `out`: `[n, heads * head_dim]`
 ///
 /// # Panics
-/// If the lengths do not fit.
+/// If the lengths do not fit or the head's width is no multiple of 8.
 pub fn vision_forward(
     pool: &Pool,
     shape: &VisionShape,
@@ -33,6 +50,141 @@ pub fn vision_forward(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let _ = (pool, shape, rope, qkv, out, scratch);
-    todo!()
+    let (width, hd) = (shape.width(), shape.head_dim);
+    assert!(hd > 0 && hd.is_multiple_of(LANES), "{shape:?}");
+    let n = out.len() / width;
+    assert_eq!([qkv.len(), out.len(), rope.rows()], [3 * n * width, n * width, n], "{n} patches");
+    assert_eq!(2 * rope.half(), hd, "RoPE over the whole head");
+    let blocks = n.div_ceil(BLOCK);
+    let page = width * BLOCK;
+    let scale = 1.0 / (hd as f32).sqrt();
+
+    scratch.q.resize(n * width, 0.0);
+    scratch.keys.resize(blocks * page, 0.0);
+    scratch.values.resize(blocks * page, 0.0);
+    pool.run_chunks(&mut scratch.q, width, &|t, q| {
+        q.copy_from_slice(&qkv[3 * t * width..][..width]);
+        for q in q.chunks_exact_mut(hd) {
+            rope.rotate(t, q);
+            q.iter_mut().for_each(|q| *q *= scale);
+        }
+    });
+    pool.run_chunks2((&mut scratch.keys, page), (&mut scratch.values, page), &|b, keys, values| {
+        let mut key = vec![0.0; hd];
+        for t in b * BLOCK..((b + 1) * BLOCK).min(n) {
+            let (slot, row) = (t % BLOCK, &qkv[(3 * t + 1) * width..][..2 * width]);
+            for h in 0..shape.heads {
+                key.copy_from_slice(&row[h * hd..][..hd]);
+                rope.rotate(t, &mut key);
+                for (d, &key) in key.iter().enumerate() {
+                    keys[(h * hd + d) * BLOCK + slot] = key;
+                }
+                values[(h * BLOCK + slot) * hd..][..hd].copy_from_slice(&row[width + h * hd..][..hd]);
+            }
+        }
+    });
+
+    let (q, keys, values) = (&scratch.q, &scratch.keys, &scratch.values);
+    pool.run_chunks(out, MAX_QUERIES * width, &|tile, out| {
+        let rows = out.len() / width;
+        let q = &q[tile * MAX_QUERIES * width..];
+        out.fill(0.0);
+        for h in 0..shape.heads {
+            let offsets: [usize; MAX_QUERIES] = std::array::from_fn(|i| i * width + h * hd);
+            let mut online = Online::START;
+            for b in 0..blocks {
+                let at = (b * shape.heads + h) * hd * BLOCK;
+                let block = Block { keys: &keys[at..][..hd * BLOCK], values: &values[at..][..hd * BLOCK] };
+                let visible = [(n - b * BLOCK).min(BLOCK); MAX_QUERIES];
+                attend(hd, q, &offsets[..rows], block, &visible[..rows], &mut online, out);
+            }
+            for (&at, &sum) in offsets[..rows].iter().zip(&online.sum) {
+                divide(&mut out[at..at + hd], sum);
+            }
+        }
+    });
+}
+
+kernel! {
+    fn divide<V>(x: &mut [f32], by: f32) {
+        simd::map::<V>(x, |x| x.div(V::splat(by)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Random, bits, max_difference};
+
+    fn table(grid: [usize; 2], head_dim: usize) -> rope::Table {
+        let mut table = rope::Table::new();
+        rope::Vision::new(head_dim, 1e4).fill(grid, 2, &mut table);
+        table
+    }
+
+    /// The definition, in f64.
+    fn defined(shape: &VisionShape, rope: &rope::Table, qkv: &[f32]) -> Vec<f32> {
+        let (width, hd) = (shape.width(), shape.head_dim);
+        let n = qkv.len() / (3 * width);
+        let head = |t: usize, part: usize, h: usize| -> Vec<f64> {
+            let mut x = qkv[(3 * t + part) * width + h * hd..][..hd].to_vec();
+            if part < 2 {
+                rope.rotate(t, &mut x);
+            }
+            x.into_iter().map(f64::from).collect()
+        };
+        let mut out = vec![0.0; n * width];
+        for h in 0..shape.heads {
+            let keys: Vec<_> = (0..n).map(|t| head(t, 1, h)).collect();
+            let values: Vec<_> = (0..n).map(|t| head(t, 2, h)).collect();
+            for t in 0..n {
+                let q = head(t, 0, h);
+                let weights: Vec<f64> = keys
+                    .iter()
+                    .map(|k| (q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (hd as f64).sqrt()).exp())
+                    .collect();
+                let sum: f64 = weights.iter().sum();
+                for d in 0..hd {
+                    let o: f64 = weights.iter().zip(&values).map(|(w, v)| w * v[d]).sum();
+                    out[t * width + h * hd + d] = (o / sum) as f32;
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn follows_the_definition_with_the_same_bits_everywhere() {
+        for (grid, head_dim) in [([2, 2], 8), ([8, 10], 16), ([14, 12], 72)] {
+            let shape = VisionShape { heads: 3, head_dim };
+            let n = grid[0] * grid[1];
+            let qkv = Random::new(16).normal(3 * n * shape.width());
+            let rope = table(grid, head_dim);
+            let run = |threads: usize, scratch: &mut Scratch| {
+                let mut out = vec![f32::NAN; n * shape.width()];
+                vision_forward(&Pool::new(threads), &shape, &rope, &qkv, &mut out, scratch);
+                out
+            };
+            // A scratch that a larger image has used.
+            let mut used =
+                Scratch { q: vec![f32::NAN; 1 << 20], keys: vec![f32::NAN; 1 << 20], values: vec![f32::NAN; 1 << 20] };
+            let one = run(1, &mut Scratch::default());
+            let expected = defined(&shape, &rope, &qkv);
+            assert!(max_difference(&one, &expected) < 2e-6, "{}", max_difference(&one, &expected));
+            assert_eq!(bits(&one), bits(&run(2, &mut used)));
+            assert_eq!(bits(&one), bits(&run(3, &mut Scratch::default())));
+            assert_eq!(bits(&one), bits(&simd::plain(|| run(1, &mut Scratch::default()))));
+        }
+    }
+
+    #[test]
+    fn equal_values_come_out_as_they_are() {
+        // Equal values: the weights sum to one.
+        let shape = VisionShape { heads: 2, head_dim: 16 };
+        let mut qkv = Random::new(17).normal(3 * 64 * 32);
+        qkv.chunks_exact_mut(96).for_each(|row| row[64..].fill(-2.5));
+        let mut out = vec![0.0; 64 * 32];
+        vision_forward(&Pool::serial(), &shape, &table([8, 8], 16), &qkv, &mut out, &mut Scratch::default());
+        assert!(out.iter().all(|x| (x + 2.5).abs() < 1e-5));
+    }
 }

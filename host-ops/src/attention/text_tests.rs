@@ -1,0 +1,171 @@
+use super::*;
+use crate::testing::{Random, bits, max_difference};
+
+const SHAPE: Shape = Shape { heads: 6, kv_heads: 2, head_dim: 24, eps: 1e-6 };
+
+struct Case {
+    q_norm: Vec<f32>,
+    k_norm: Vec<f32>,
+    projected: Vec<f32>,
+    n: usize,
+}
+
+impl Case {
+    fn new(n: usize) -> Self {
+        let mut random = Random::new(15);
+        Case {
+            q_norm: random.normal(SHAPE.head_dim),
+            k_norm: random.normal(SHAPE.head_dim),
+            projected: random.normal(n * SHAPE.input_width()),
+            n,
+        }
+    }
+
+    fn rope(&self, first: usize, n: usize) -> rope::Table {
+        let positions: Vec<[u32; 3]> = (first..first + n).map(|p| [p as u32, p as u32 / 2, p as u32 % 7]).collect();
+        let mut table = rope::Table::new();
+        rope::Text::new(16, 1e4, [3, 3, 2]).fill(&positions, &mut table);
+        table
+    }
+
+    /// Runs the tokens in pieces of the given lengths, then the rest.
+    fn run(&self, threads: usize, pieces: &[usize]) -> (Vec<f32>, KvCache) {
+        let (pool, mut scratch) = (Pool::new(threads), Scratch::default());
+        let mut cache = KvCache::new(SHAPE);
+        let mut out = vec![f32::NAN; self.n * SHAPE.output_width()];
+        for n in pieces.iter().copied().chain([usize::MAX]) {
+            let first = cache.len();
+            let n = n.min(self.n - first);
+            forward(
+                &pool,
+                &SHAPE,
+                &Weights { q_norm: &self.q_norm, k_norm: &self.k_norm },
+                &self.rope(first, n),
+                &mut cache,
+                &self.projected[first * SHAPE.input_width()..][..n * SHAPE.input_width()],
+                &mut out[first * SHAPE.output_width()..][..n * SHAPE.output_width()],
+                &mut scratch,
+            );
+        }
+        (out, cache)
+    }
+
+    /// The definition, in f64, one query after the other.
+    fn defined(&self) -> Vec<f32> {
+        let (hd, input) = (SHAPE.head_dim, SHAPE.input_width());
+        let table = self.rope(0, self.n);
+        let head = |t: usize, at: usize, w: Option<&[f32]>| -> Vec<f64> {
+            let mut x = self.projected[t * input + at..][..hd].to_vec();
+            if let Some(w) = w {
+                norm::rms_in_place(&mut x, w, 1e-6);
+                table.rotate(t, &mut x);
+            }
+            x.into_iter().map(f64::from).collect()
+        };
+        let mut out = Vec::new();
+        for t in 0..self.n {
+            for h in 0..SHAPE.heads {
+                let q = head(t, 2 * h * hd, Some(&self.q_norm));
+                let gate = head(t, (2 * h + 1) * hd, None);
+                let g = h / 3;
+                let scores: Vec<f64> = (0..=t)
+                    .map(|s| head(s, (2 * SHAPE.heads + g) * hd, Some(&self.k_norm)))
+                    .map(|k| q.iter().zip(&k).map(|(q, k)| q * k).sum::<f64>() / (hd as f64).sqrt())
+                    .collect();
+                let max = scores.iter().fold(f64::MIN, |m, &s| m.max(s));
+                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let mut o = vec![0.0; hd];
+                for (s, w) in weights.iter().enumerate() {
+                    let v = head(s, (2 * SHAPE.heads + SHAPE.kv_heads + g) * hd, None);
+                    o.iter_mut().zip(v).for_each(|(o, v)| *o += w / sum * v);
+                }
+                out.extend(o.iter().zip(gate).map(|(o, g)| (o / (1.0 + (-g).exp())) as f32));
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn follows_the_definition() {
+    let case = Case::new(150);
+    let expected = case.defined();
+    for pieces in [&[][..], &[1, 1, 1], &[149]] {
+        let (out, _) = case.run(1, pieces);
+        assert!(max_difference(&out, &expected) < 1e-5, "{}", max_difference(&out, &expected));
+    }
+}
+
+#[test]
+fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
+    let case = Case::new(1100);
+    let (whole, cache) = case.run(1, &[]);
+    let same = |(out, other): (Vec<f32>, KvCache), what: &str| {
+        assert!(bits(&out) == bits(&whole), "{what}");
+        assert_eq!(bits(&other.key(700, 1)), bits(&cache.key(700, 1)), "{what}");
+        assert_eq!(bits(other.value(1099, 0)), bits(cache.value(1099, 0)), "{what}");
+    };
+    for cut in [1, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1099] {
+        same(case.run(1, &[cut]), &format!("cut at {cut}"));
+    }
+    same(case.run(2, &[1, 1, 1, 1, 300, 3]), "2 threads");
+    same(case.run(3, &vec![1; 1100]), "3 threads, token by token");
+    same(case.run(8, &[500, 2, 1]), "8 threads");
+    same(simd::plain(|| case.run(1, &[700])), "plain");
+}
+
+#[test]
+fn equal_values_come_out_as_they_are() {
+    // Softmax weights sum to one: with the same value everywhere and open gates, that value comes out.
+    let mut case = Case::new(200);
+    for row in case.projected.chunks_exact_mut(SHAPE.input_width()) {
+        for h in 0..SHAPE.heads {
+            row[(2 * h + 1) * SHAPE.head_dim..][..SHAPE.head_dim].fill(100.0);
+        }
+        row[SHAPE.input_width() - SHAPE.kv_width()..].fill(0.75);
+    }
+    let (out, _) = case.run(2, &[]);
+    assert!(out.iter().all(|x| (x - 0.75).abs() < 1e-6));
+}
+
+#[test]
+fn snapshots_share_pages_and_do_not_see_later_tokens() {
+    let case = Case::new(130);
+    let (_, mut cache) = case.run(1, &[]);
+    assert_eq!(cache.bytes(), 3 * 2 * 4 * SHAPE.kv_width() * BLOCK);
+    let snapshot = cache.clone();
+    let key = snapshot.key(100, 1);
+    cache.truncate(70);
+    let (pool, mut scratch) = (Pool::serial(), Scratch::default());
+    let weights = Weights { q_norm: &case.q_norm, k_norm: &case.k_norm };
+    let mut out = vec![0.0; 60 * SHAPE.output_width()];
+    let projected = &case.projected[..60 * SHAPE.input_width()];
+    forward(&pool, &SHAPE, &weights, &case.rope(70, 60), &mut cache, projected, &mut out, &mut scratch);
+    assert_eq!((cache.len(), snapshot.len()), (130, 130));
+    assert_eq!(snapshot.key(100, 1), key);
+    assert_ne!(cache.key(100, 1), key);
+    assert_eq!(cache.key(3, 0), snapshot.key(3, 0));
+}
+
+#[test]
+fn going_back_and_on_gives_the_same_bits() {
+    let case = Case::new(90);
+    let (out, mut cache) = case.run(1, &[]);
+    cache.truncate(40);
+    let (pool, mut scratch) = (Pool::serial(), Scratch::default());
+    let weights = Weights { q_norm: &case.q_norm, k_norm: &case.k_norm };
+    let mut again = vec![0.0; 50 * SHAPE.output_width()];
+    let projected = &case.projected[40 * SHAPE.input_width()..];
+    forward(&pool, &SHAPE, &weights, &case.rope(40, 50), &mut cache, projected, &mut again, &mut scratch);
+    assert_eq!(bits(&again), bits(&out[40 * SHAPE.output_width()..]));
+}
+
+#[test]
+fn shapes_that_cannot_run_are_told() {
+    assert!(SHAPE.is_valid());
+    assert!(!Shape { kv_heads: 0, ..SHAPE }.is_valid());
+    assert!(!Shape { kv_heads: 4, ..SHAPE }.is_valid());
+    assert!(!Shape { head_dim: 20, ..SHAPE }.is_valid());
+    assert!(!Shape { heads: 66, ..SHAPE }.is_valid());
+}
