@@ -53,6 +53,9 @@ const FIRST_SHOWN: usize = 24;
 const MERGES: [(&str, &str); 4] = [("h", "e"), ("Ġ", "t"), ("Ġt", "he"), ("i", "n")];
 const SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// What marks the device image of a kernel that only the software NPU runs.
+pub const MARKER: &[u8] = b"qwen35-reference";
+
 /// Writes the checkpoint and exports it; both lie in `folder`, which is emptied first. The bundle is `folder/bundle`.
 ///
 /// # Errors

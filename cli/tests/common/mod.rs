@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// What a run left behind.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
