@@ -2,6 +2,7 @@
 
 use crate::error::CliError;
 use runtime::bundle::Bundle;
+use runtime::reference::is_reference;
 use std::path::PathBuf;
 
 /// The first NPU that may be opened; else why there is none, and the remedy.
@@ -22,8 +23,14 @@ pub(crate) fn fits(bundle: &Bundle) -> Result<(), CliError> {
 
 /// Whether the kernels are those that our own exporter writes.
 pub(crate) fn is_for_software(bundle: &Bundle) -> Result<bool, CliError> {
-    let _ = bundle;
-    Ok(true)
+    // A bundle may mix them; one that needs the software NPU needs it for all.
+    for key in bundle.manifest.xclbins.keys() {
+        let xclbin = bundle.xclbin(key).map_err(|source| CliError::Bundle { path: bundle.dir().to_owned(), source })?;
+        if is_reference(&xclbin.pdi) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// `devices`: a line a node, or what keeps it from being used.

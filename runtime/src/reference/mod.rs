@@ -15,6 +15,7 @@ mod xclbin;
 pub use gemm::{GemmSpec, gemm_stream};
 pub use gemv::{GemvSpec, gemv_stream};
 pub use host_ops::pack::Format;
+pub use pdi::is_reference;
 pub use xclbin::xclbin;
 
 /// Which reference kernel an xclbin holds. One xclbin is one hardware context.

@@ -71,6 +71,12 @@ pub(super) fn pdi(kind: Kind) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
+/// Whether a device image is one of ours, which the software NPU runs and the array does not.
+#[must_use]
+pub fn is_reference(pdi: &[u8]) -> bool {
+    pdi.windows(MARKER.len()).any(|part| part == MARKER)
+}
+
 /// A header table of `words` words, the last one its checksum.
 fn table(words: usize, fields: &[(usize, u32)]) -> Vec<u32> {
     let mut table = vec![0; words - 1];
