@@ -1,32 +1,34 @@
-//! The array: instruction streams, shim DMA, and the arithmetic of the kernels.
-#![allow(dead_code, reason = "filled in by the layers around it")]
+//! The array: instruction streams to shim DMA descriptors to the kernels' arithmetic.
+//!
+//! A PDI with our marker holds a *reference kernel*: its streams are obeyed operation by operation, and what they say
+//! is all there is. Any other PDI is *opaque*: its streams are only walked, and a [`Contract`] says what they compute.
 
+#[doc(hidden)]
+pub mod bench;
 mod contract;
+mod gemm;
+mod gemv;
+mod kernel;
+mod memory;
+mod numbers;
+mod opaque;
+mod run;
+mod shim;
+mod step;
+mod txn;
 
 pub use contract::{Contract, Epilogue, GemmContract, GemvContract, Order};
 pub use host_ops::pack::Format;
+pub(crate) use memory::{DeviceMemory, MemoryFault};
 
-use std::ptr::NonNull;
+use host_ops::pool::Pool;
+use sha2::{Digest, Sha256};
 
-/// A device address that does not lie in a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("device access to {len} bytes at {addr:#x} (write: {write}) hits no single buffer object")]
-pub(crate) struct MemoryFault {
-    /// First address.
-    pub(crate) addr: u64,
-    /// Bytes.
-    pub(crate) len: usize,
-    /// Whether it was a write.
-    pub(crate) write: bool,
-}
-
-/// Memory as the device sees it.
-pub(crate) trait DeviceMemory: Sync {
-    /// Resolves `[addr, addr + len)`, without the shim's 0x8000_0000 offset, to host memory inside one buffer object.
-    /// Returns where it starts and how many of its bytes, at least one, lie there in one piece; the rest is asked for
-    /// again. The memory stays valid, readable and (if `write`) writable as long as `self` lives.
-    fn resolve(&self, addr: u64, len: usize, write: bool) -> Result<(NonNull<u8>, usize), MemoryFault>;
-}
+use gemm::Scratch;
+use kernel::Kernel;
+use run::Run;
+use step::Traffic;
+use txn::Ops;
 
 /// What a stream did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,27 +51,86 @@ pub(crate) struct Fault {
     pub(crate) what: String,
 }
 
-/// The array as one hardware context sees it.
+/// The array as one compute unit of a hardware context sees it.
 #[derive(Debug)]
-pub(crate) struct Array {}
+pub(crate) struct Array {
+    kernel: Kernel,
+    scratch: Scratch,
+}
 
 impl Array {
     /// Takes a PDI: a marked one is a reference kernel, any other is opaque.
+    ///
+    /// # Errors
+    /// An empty PDI, or a reference kernel of another version.
     pub(crate) fn configure(pdi: &[u8]) -> Result<Self, Fault> {
-        let _ = pdi;
-        todo!()
+        let kernel = Kernel::of_pdi(pdi).map_err(|what| Fault { op_index: 0, what })?;
+        Ok(Self { kernel, scratch: Scratch::default() })
     }
 
-    /// Runs an instruction stream; `args` are the packet's buffer addresses.
+    /// Runs an instruction stream; `args` are the packet's buffer addresses as the device knows them. `contracts` is
+    /// asked for the contract of an opaque kernel's stream, by its SHA-256.
+    ///
+    /// # Errors
+    /// The operation at which the stream stopped making sense, and why. What was written before stays written.
     pub(crate) fn execute(
         &mut self,
         stream: &[u8],
         args: &[u64],
         memory: &dyn DeviceMemory,
         contracts: &dyn Fn([u8; 32]) -> Option<Contract>,
-        pool: &host_ops::pool::Pool,
+        pool: &Pool,
     ) -> Result<Executed, Fault> {
-        let _ = (stream, args, memory, contracts, pool);
-        todo!()
+        let mut index = 0;
+        let result = match self.kernel {
+            Kernel::Reference(kind) => {
+                let mut run = Run::new(kind, args, memory, pool, &mut self.scratch);
+                each(stream, &mut index, &mut |op| run.op(op)).and_then(|()| run.finish().map(|()| run.traffic))
+            }
+            Kernel::Opaque(pdi) => each(stream, &mut index, &mut |op| opaque::check(op, args.len())).and_then(|()| {
+                if index == 0 {
+                    return Ok(Traffic::default());
+                }
+                let hash = stream_hash(stream);
+                let contract = contracts(hash).ok_or_else(|| {
+                    format!(
+                        "nothing says what this stream (SHA-256 {}) computes on the kernel of PDI {}, and without the \
+                         AIE cores it cannot be run",
+                        hex(&hash),
+                        hex(&pdi)
+                    )
+                })?;
+                opaque::run(&contract, args, memory, pool, &mut self.scratch)
+            }),
+        };
+        match result {
+            Ok(traffic) => Ok(Executed { ops: index, bytes_read: traffic.read, bytes_written: traffic.written }),
+            Err(what) => Err(Fault { op_index: index as u32, what }),
+        }
     }
+}
+
+/// Calls `f` for each operation, counting them.
+fn each(
+    stream: &[u8],
+    index: &mut u64,
+    f: &mut dyn FnMut(txn::Op<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut ops = Ops::new(stream)?;
+    while let Some(op) = ops.next()? {
+        f(op)?;
+        *index += 1;
+    }
+    Ok(())
+}
+
+/// The hash of a stream, of as many bytes as its header claims.
+fn stream_hash(stream: &[u8]) -> [u8; 32] {
+    let size = stream.get(12..16).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize);
+    Sha256::digest(&stream[..size.min(stream.len())]).into()
+}
+
+/// Hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
