@@ -22,6 +22,8 @@ use std::sync::{Arc, PoisonError};
 
 use amdxdna_ioctl::{Door, Errno, Opener};
 
+#[doc(hidden)]
+pub use array::bench;
 pub use array::{Contract, Epilogue, Format, GemmContract, GemvContract, Order};
 pub use config::{AddressMode, Config, Counts, DriverVersion, Faults, Npu};
 

@@ -37,7 +37,8 @@ pub(super) struct Scratch {
 #[derive(Debug, Default)]
 struct Column {
     panels: Vec<f32>,
-    bias: [f32; BLOCK],
+    /// Zeros without bias chunks.
+    bias: Vec<f32>,
 }
 
 /// How far a GEMM has come.
@@ -173,7 +174,8 @@ impl Column {
         bias_bytes: usize,
         block_bytes: usize,
     ) -> Result<(), MemoryFault> {
-        self.bias = [0.0; BLOCK];
+        self.bias.clear();
+        self.bias.resize(BLOCK, 0.0);
         if bias_bytes > 0 {
             let mut raw = vec![0; BLOCK * element_bytes(job.format)];
             read(memory, pieces, 0, &mut raw)?;

@@ -77,12 +77,7 @@ fn resolved(
 }
 
 /// Reads bytes `[start, start + out.len())` of the sequence that `pieces` form.
-pub(super) fn read(
-    memory: &dyn DeviceMemory,
-    pieces: &[Piece],
-    start: u64,
-    out: &mut [u8],
-) -> Result<(), MemoryFault> {
+pub(super) fn read(memory: &dyn DeviceMemory, pieces: &[Piece], start: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
     let len = out.len();
     parts(pieces, start, len, |position, addr, len| {
         resolved(memory, addr, len, false, |done, pointer, got| {

@@ -3,7 +3,6 @@
 //! A PDI with our marker holds a *reference kernel*: its streams are obeyed operation by operation, and what they say
 //! is all there is. Any other PDI is *opaque*: its streams are only walked, and a [`Contract`] says what they compute.
 
-#[doc(hidden)]
 pub mod bench;
 mod contract;
 mod gemm;
@@ -111,11 +110,7 @@ impl Array {
 }
 
 /// Calls `f` for each operation, counting them.
-fn each(
-    stream: &[u8],
-    index: &mut u64,
-    f: &mut dyn FnMut(txn::Op<'_>) -> Result<(), String>,
-) -> Result<(), String> {
+fn each(stream: &[u8], index: &mut u64, f: &mut dyn FnMut(txn::Op<'_>) -> Result<(), String>) -> Result<(), String> {
     let mut ops = Ops::new(stream)?;
     while let Some(op) = ops.next()? {
         f(op)?;

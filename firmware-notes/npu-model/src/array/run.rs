@@ -32,8 +32,7 @@ pub(super) struct Place {
 impl Place {
     /// Takes an address apart; the column must be one of the partition's.
     pub(super) fn of(addr: u32) -> Result<Self, String> {
-        let place =
-            Self { column: (addr >> 25) as usize, row: (addr >> 20 & 0x1F) as usize, offset: addr & 0xF_FFFF };
+        let place = Self { column: (addr >> 25) as usize, row: (addr >> 20 & 0x1F) as usize, offset: addr & 0xF_FFFF };
         if place.column >= COLUMNS || place.row >= ROWS || !addr.is_multiple_of(4) {
             return Err(format!("register {addr:#x} is in no tile of an array of {COLUMNS} columns and {ROWS} rows"));
         }
@@ -122,7 +121,10 @@ impl<'a> Run<'a> {
     pub(super) fn finish(&mut self) -> Result<(), String> {
         for (column, direction, index, lane) in self.lanes.iter() {
             if direction == Direction::S2mm && !lane.settled() {
-                return Err(format!("the stream ends without a wait for its output on {}", name(column, direction, index)));
+                return Err(format!(
+                    "the stream ends without a wait for its output on {}",
+                    name(column, direction, index)
+                ));
             }
         }
         for (column, direction, index, lane) in self.lanes.iter() {
@@ -220,7 +222,9 @@ impl<'a> Run<'a> {
         }
         let descriptor = self.descriptor(column, id)?;
         if descriptor.written != 0xFF {
-            return Err(format!("address patch of descriptor {id} of column {column}, which this stream did not write"));
+            return Err(format!(
+                "address patch of descriptor {id} of column {column}, which this stream did not write"
+            ));
         }
         descriptor.words[1] = address as u32;
         descriptor.words[2] = descriptor.words[2] & 0xFFFF_0000 | (address >> 32) as u32;
