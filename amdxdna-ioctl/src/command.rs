@@ -102,11 +102,10 @@ impl Command {
         Ok(self.finish())
     }
 
-    /// Looks whether it has ended, without asking the driver: that writes the state into the packet before the fence.
-    /// `None` while it is in flight; a packet that the driver refuses never says so here, only [`Command::wait`] tells.
+    /// Looks whether it has ended; `None` while it is in flight. Costs no ioctl while the command runs, nor after it has
+    /// completed. A packet that the driver refused never shows here: only [`Command::wait`] tells.
     pub fn poll(&mut self) -> Option<CommandOutcome> {
-        let Stage::InFlight { context, seq, .. } = &self.stage else { return None };
-        (context.is_done(*seq) || self.state_is_final()).then(|| self.finish())
+        self.is_over().then(|| self.finish())
     }
 
     /// The words of the packet's BO, as the driver left them: error data, health records of chains.
@@ -141,8 +140,8 @@ impl Command {
 
     /// Leaves flight if the command is known to be done.
     fn settle(&mut self) -> Result<()> {
-        if let Stage::InFlight { context, seq, .. } = &self.stage {
-            if !context.is_done(*seq) && !self.state_is_final() {
+        if let Stage::InFlight { seq, .. } = &self.stage {
+            if !self.is_over() {
                 return Err(Error::Busy { seq: *seq });
             }
             let _ = self.finish();
@@ -150,13 +149,28 @@ impl Command {
         Ok(())
     }
 
-    /// The driver has written a final state; what else it wrote before is visible then.
-    fn state_is_final(&self) -> bool {
-        let Some(bo) = &self.packet else { return false };
+    /// It is in flight and the driver is done with the packet.
+    fn is_over(&self) -> bool {
+        let Stage::InFlight { context, seq, .. } = &self.stage else { return false };
+        if context.is_done(*seq) {
+            return true;
+        }
+        match self.state() {
+            Some(State::Completed) => true,
+            // The driver writes a failure's state first and its data after that (`amdxdna_cmd_set_error`): only the
+            // fence says that all of it is there.
+            Some(state) if state.is_final() => context.wait(*seq, Deadline::POLL).is_ok(),
+            _ => false,
+        }
+    }
+
+    /// The state in the packet; what the driver wrote before it is visible too.
+    fn state(&self) -> Option<State> {
+        let bo = self.packet.as_ref()?;
         // SAFETY: the first word of a live, page-aligned mapping, written by the driver and, between flights, by the
         // owner, who is here.
         let word = unsafe { AtomicU32::from_ptr(bo.as_ptr().cast::<u32>().as_ptr()) };
-        Header(word.load(Ordering::Acquire)).state().is_some_and(State::is_final)
+        Header(word.load(Ordering::Acquire)).state()
     }
 
     /// The command is done: reads how, and takes it out of flight.

@@ -7,6 +7,8 @@
 //! * [`ioctl`]: one safe function a request.
 //! * [`Device`], [`Bo`], [`HwCtx`], [`Command`]: who owns what, and in which order it goes.
 //!
+//! [`discover`] finds the NPU of a machine, or the reason why there is none to be used.
+//!
 //! What this crate does not do: user-mode queues (AIE4 parts), waiting for fences on the device (the driver cannot),
 //! user-pointer BOs and dma-buf imports beyond the bare ioctls, the firmware log and trace of later drivers.
 //!
@@ -20,6 +22,7 @@ mod bo;
 mod command;
 mod deadline;
 mod device;
+pub mod discover;
 #[allow(unsafe_code)]
 mod door;
 mod error;
