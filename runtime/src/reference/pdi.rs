@@ -7,11 +7,6 @@ const MARKER: &[u8; 16] = b"qwen35-reference";
 /// CDO command NOP.
 const NOP: u32 = 0x111;
 
-/// Whether a PDI is a reference kernel's, of any version: one that only the software NPU can run.
-pub fn is_reference(pdi: &[u8]) -> bool {
-    pdi.windows(MARKER.len()).step_by(4).any(|window| window == MARKER)
-}
-
 /// The image.
 pub(super) fn pdi(kind: Kind) -> Vec<u8> {
     let marker = MARKER.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]));
