@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Random, bits, max_difference};
+use crate::testing::{Random, bits, fixture_f32, max_difference};
 
 const SHAPE: Shape = Shape { heads: 6, kv_heads: 2, head_dim: 24, eps: 1e-6 };
 
@@ -168,4 +168,22 @@ fn shapes_that_cannot_run_are_told() {
     assert!(!Shape { kv_heads: 4, ..SHAPE }.is_valid());
     assert!(!Shape { head_dim: 20, ..SHAPE }.is_valid());
     assert!(!Shape { heads: 66, ..SHAPE }.is_valid());
+}
+
+#[test]
+fn as_transformers_computes_it() {
+    // One key/value head and its four query heads of a small random model, in f32 over 32 tokens.
+    let shape = Shape { heads: 4, kv_heads: 1, head_dim: 64, eps: 1e-6 };
+    let (projected, norms) = (fixture_f32("attention.projected.f32"), fixture_f32("attention.norms.f32"));
+    let weights = Weights { q_norm: &norms[..64], k_norm: &norms[64..] };
+    let mut table = rope::Table::new();
+    rope::Text::new(16, 1e7, [3, 3, 2]).fill(&(0..32).map(|p| [p; 3]).collect::<Vec<_>>(), &mut table);
+    let mut cache = KvCache::new(shape);
+    let mut out = vec![0.0; 32 * 256];
+    forward(&Pool::new(2), &shape, &weights, &table, &mut cache, &projected, &mut out, &mut Scratch::default());
+    let keys: Vec<f32> = (0..32).flat_map(|t| cache.key(t, 0)).collect();
+    let values: Vec<f32> = (0..32).flat_map(|t| cache.value(t, 0).to_vec()).collect();
+    assert!(max_difference(&keys, &fixture_f32("attention.keys.f32")) < 1e-5);
+    assert!(max_difference(&values, &fixture_f32("attention.values.f32")) < 1e-5);
+    assert!(max_difference(&out, &fixture_f32("attention.out.f32")) < 1e-5);
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Random, bits, max_difference};
+use crate::testing::{Random, bits, fixture_f32, max_difference};
 
 const SHAPE: Shape = Shape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 40, conv_kernel: 4, eps: 1e-6 };
 const WIDTH: usize = 50;
@@ -148,4 +148,29 @@ fn a_snapshot_and_a_reset_start_over() {
     assert_eq!(snapshot.recurrent().len(), 4 * 24 * 40);
     assert!(snapshot.recurrent().iter().any(|&x| x != 0.0));
     assert_eq!(state.bytes(), 4 * (3 * SHAPE.channels() + 4 * 2 * 24 * 32));
+}
+
+/// Some heads of a small random model's first layer, run by transformers in f32 over `n` tokens.
+fn golden(tag: &str, shape: Shape, n: usize) -> (Vec<f32>, State) {
+    let read = |part: &str| fixture_f32(&format!("{tag}.{part}.f32"));
+    let (ba, conv, gates, norm) = (read("ba"), read("conv"), read("gates"), read("norm"));
+    let (a, dt_bias) = gates.split_at(shape.value_heads);
+    let weights = Weights { ba: &ba, conv: &conv, a, dt_bias, norm: &norm };
+    let mut state = State::new(shape);
+    let mut out = vec![0.0; n * shape.value_width()];
+    let (pool, mut scratch) = (Pool::new(2), Scratch::default());
+    forward(&pool, &shape, &weights, &mut state, &read("hidden"), &read("projected"), &mut out, &mut scratch);
+    (out, state)
+}
+
+#[test]
+fn as_transformers_computes_it() {
+    let shape = Shape { key_heads: 2, value_heads: 2, key_dim: 64, value_dim: 64, conv_kernel: 4, eps: 1e-6 };
+    let (out, state) = golden("delta", shape, 32);
+    assert!(max_difference(&out, &fixture_f32("delta.out.f32")) < 1e-5);
+    assert!(max_difference(&state.recurrent(), &fixture_f32("delta.state.f32")) < 1e-5);
+    // Two value heads on one key head.
+    let shape = Shape { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, conv_kernel: 4, eps: 1e-6 };
+    let (out, _) = golden("delta_grouped", shape, 16);
+    assert!(max_difference(&out, &fixture_f32("delta_grouped.out.f32")) < 1e-5);
 }
