@@ -217,7 +217,7 @@ pub(super) fn hex_text(field: &str) -> Option<String> {
 }
 
 /// The hex field for a text.
-pub(crate) fn text_hex(text: &str) -> String {
+pub(super) fn text_hex(text: &str) -> String {
     if text.is_empty() {
         return "-".to_owned();
     }

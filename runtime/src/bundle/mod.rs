@@ -18,6 +18,7 @@ mod lines;
 mod manifest;
 mod params;
 mod records;
+mod render;
 mod shapes;
 mod tensors;
 mod verify;
@@ -25,7 +26,6 @@ mod verify;
 use std::path::{Path, PathBuf};
 
 pub use error::BundleError;
-pub(crate) use lines::text_hex;
 pub use manifest::Manifest;
 pub use params::{LayerKind, TextParams, VisionParams, WeightFormat};
 pub use records::{GemmRecord, GemvRecord, RefRecord, StreamRecord, TokCase, XclbinRecord};

@@ -114,6 +114,12 @@ pub struct RefRecord {
 }
 
 impl RefRecord {
+    /// Whether the format's own `ref` record can say it: no system message and at most one image.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.system.is_none() && self.images <= 1
+    }
+
     /// Name of a tensor of this run.
     #[must_use]
     pub fn tensor(&self, what: &str) -> String {

@@ -1,8 +1,31 @@
 //! From a Hugging Face checkpoint to a bundle.
+//!
+//! The bundle is written beside its place and moved there when it is whole and [`Bundle::open`] accepts it. Without
+//! [`ExportOptions::kernels_from`] its kernels are reference kernels ([`crate::reference`]), which the software NPU
+//! runs; on hardware a bundle needs kernels compiled for the AIE cores, taken from a bundle that has them.
+//!
+//! What the format cannot say is said in parameters of our own, written only where they are needed: `lin_vheads`, `o_k`,
+//! `down_k`, `embed`, `v.fc2_slices`, `v.m_slices`, `gemv_format f32`, `v.weights f32` and the record `ref2`; see
+//! [`crate::bundle`].
 
-use std::path::PathBuf;
+mod config;
+mod plan;
+mod refs;
+mod safetensors;
+mod staging;
+mod text;
+mod vision;
+mod writer;
 
-use crate::bundle::WeightFormat;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use host_ops::pool::Pool;
+use serde_json::Value;
+
+use crate::bundle::{Bundle, Manifest, WeightFormat};
+use crate::reference::{self, Epilogue, Format, GemmSpec, GemvSpec, Kind, Order};
 
 /// What to do with the vision tower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +84,7 @@ pub struct Progress<'a> {
     pub done: u64,
     /// Bytes of tensors in all.
     pub total: u64,
-    /// The tensor being written.
+    /// The tensor being written; empty at the end.
     pub tensor: &'a str,
 }
 
@@ -85,10 +108,129 @@ pub struct Summary {
 #[error("{0}")]
 pub struct ExportError(pub String);
 
-/// Writes a bundle.
+/// Writes a bundle. `progress` may break the export off.
 ///
 /// # Errors
-/// See [`ExportError`].
-pub fn export(_options: &ExportOptions, _progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary, ExportError> {
-    todo!()
+/// What is wrong with the checkpoint, the references, the other bundle or the disk, or that `progress` broke it off.
+pub fn export(
+    options: &ExportOptions,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Summary, ExportError> {
+    writer::packing(options.format)?;
+    if !options.checkpoint.is_dir() {
+        return Err(ExportError(format!("{} is not a directory with a checkpoint", options.checkpoint.display())));
+    }
+    let mut config = config::Config::read(&options.checkpoint)?;
+    if options.vision == VisionExport::None {
+        config.vision = None;
+    }
+    let other = options.kernels_from.as_deref().map(Bundle::open).transpose();
+    let other = other.map_err(|error| ExportError(format!("the bundle to take kernels from: {error}")))?;
+    let mut manifest = match &other {
+        Some(other) => plan::manifest_on(&config, options, other)?,
+        None => plan::manifest(&config, options)?,
+    };
+    let references = options.refs.as_deref().map(|dir| refs::References::read(dir, config.vision.is_some())).transpose()?;
+    if let Some(references) = &references {
+        manifest.tokcases.clone_from(&references.tokcases);
+        manifest.refs.clone_from(&references.refs);
+    }
+    manifest.recheck().map_err(|error| ExportError(format!("the checkpoint's shapes do not work out: {error}")))?;
+    let tensors = safetensors::Tensors::checkpoint(&options.checkpoint)?;
+    let mut jobs = text::jobs(&manifest, &tensors)?;
+    if let (Some(vision), Some(tower)) = (&manifest.vision, &config.vision) {
+        jobs.extend(vision::jobs(&manifest, vision, tower.temporal, &tensors)?);
+    }
+    if let Some(references) = &references {
+        jobs.extend(references.jobs()?);
+    }
+
+    let staging = staging::Staging::new(&options.out)?;
+    copy(&staging, &options.checkpoint, "tokenizer.json")?;
+    if options.checkpoint.join("chat_template.jinja").exists() {
+        copy(&staging, &options.checkpoint, "chat_template.jinja")?;
+    }
+    match &other {
+        Some(other) => copy_kernels(&staging, &manifest, other)?,
+        None => write_kernels(&manifest, &mut |name, bytes| staging.write(name, bytes))?,
+    }
+    let pool = Pool::new(options.threads);
+    let bytes = writer::write(&staging, &jobs, &pool, progress)?;
+    // Last, so that what is left of an export that was killed is no bundle.
+    staging.write("manifest.txt", manifest.render().as_bytes())?;
+    Bundle::open(&staging.dir).map_err(|error| ExportError(format!("the bundle that was written is not sound: {error}")))?;
+    staging.finish()?;
+    Ok(Summary {
+        out: options.out.clone(),
+        tensors: jobs.len(),
+        bytes,
+        streams: manifest.gemms.values().map(|gemm| gemm.chunks.len()).sum::<usize>() + manifest.gemvs.len(),
+        refs: manifest.refs.len(),
+    })
+}
+
+/// Takes a file of the checkpoint along unchanged.
+fn copy(staging: &staging::Staging, checkpoint: &Path, name: &str) -> Result<(), ExportError> {
+    let path = checkpoint.join(name);
+    let bytes = fs::read(&path).map_err(|error| staging::failed("read", &path, &error))?;
+    staging.write(name, &bytes)
+}
+
+/// Takes the kernels that the manifest names out of another bundle.
+fn copy_kernels(staging: &staging::Staging, manifest: &Manifest, other: &Bundle) -> Result<(), ExportError> {
+    let mut names: Vec<&str> = manifest.xclbins.values().map(|xclbin| xclbin.path.as_str()).collect();
+    names.extend(manifest.gemms.values().flat_map(|gemm| &gemm.chunks).map(|stream| stream.insts.as_str()));
+    names.extend(manifest.gemvs.values().map(|gemv| gemv.insts.as_str()));
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let bytes = other.file(name).map_err(|error| ExportError(error.to_string()))?;
+        staging.write(name, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Makes the reference kernels that a manifest names and hands each file to `write`.
+///
+/// # Errors
+/// A shape that the reference kernels cannot have, or an error of `write`.
+pub fn write_kernels(
+    manifest: &Manifest,
+    write: &mut dyn FnMut(&str, &[u8]) -> Result<(), ExportError>,
+) -> Result<(), ExportError> {
+    for (key, xclbin) in &manifest.xclbins {
+        let kind = if manifest.gemvs.values().any(|gemv| gemv.ctx == *key) { Kind::Gemv } else { Kind::Gemm };
+        write(&xclbin.path, &reference::xclbin(kind))?;
+    }
+    let refused = |key: &str, error: reference::SpecError| ExportError(format!("`{key}`: {error}"));
+    for gemm in manifest.gemms.values() {
+        for (index, stream) in gemm.chunks.iter().enumerate() {
+            let spec = GemmSpec {
+                chunks: index + 1,
+                k: gemm.k,
+                n: gemm.n,
+                lda: gemm.lda,
+                c_stride: gemm.c_stride,
+                bias: gemm.bias,
+                epilogue: if gemm.key == "gu" { Epilogue::PairedSwiglu } else { Epilogue::None },
+                format: writer::packing(gemm.format)?,
+            };
+            let bytes = reference::gemm_stream(&spec).map_err(|error| refused(&gemm.key, error))?;
+            write(&stream.insts, &bytes)?;
+        }
+    }
+    for gemv in manifest.gemvs.values() {
+        let format: Format = writer::packing(gemv.format)?;
+        let order = if gemv.key == "head" { Order::Rows } else { Order::Stream };
+        let spec = GemvSpec { m: gemv.m, k: gemv.k, order, bias: gemv.bias, format };
+        let bytes = reference::gemv_stream(&spec).map_err(|error| refused(&gemv.key, error))?;
+        write(&gemv.insts, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Reads a JSON file.
+fn json(path: &Path) -> Result<Value, ExportError> {
+    let bytes = fs::read(path).map_err(|error| staging::failed("read", path, &error))?;
+    serde_json::from_slice(&bytes).map_err(|error| ExportError(format!("{}: {error}", path.display())))
 }
