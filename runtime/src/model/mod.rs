@@ -1,5 +1,303 @@
 //! The arithmetic of Qwen3.5 around the commands of the NPU.
+//!
+//! A [`Model`] holds one sequence. Its state only grows: [`Model::prefill`] and [`Model::decode`] append tokens, and
+//! [`Model::reset`] starts over. Nothing here knows text.
 
 mod error;
+mod kernels;
+mod layer;
+mod options;
+mod positions;
+mod probe;
+mod text;
+mod vision;
+
+use host_ops::image::{Config, Patches};
+use host_ops::pool::Pool;
 
 pub use error::ModelError;
+pub use layer::LayerState;
+pub use options::{LoadOptions, Part, Profile, Progress};
+pub use positions::{Positions, positions};
+pub use probe::{Tap, Watch};
+
+use self::kernels::{Table, Uploader};
+use self::probe::Probe;
+use self::text::{Run, Text};
+use self::vision::Vision;
+use crate::bundle::Bundle;
+use crate::image::Rgb;
+use crate::npu::{Counters, Kernels, Npu};
+
+/// Tokens to append, in one go.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The tokens.
+    pub ids: &'a [u32],
+    /// Rotary position of each, and the one that follows.
+    pub positions: &'a Positions,
+    /// Rows of the vision tower, `[image tokens, D]`: they stand in for the image tokens among `ids`, in order.
+    pub vision: &'a [f32],
+}
+
+/// A model on a device, and one sequence.
+#[derive(Debug)]
+pub struct Model {
+    // Dropped first: nothing is in flight when the buffers go.
+    kernels: Kernels,
+    text: Text,
+    vision: Option<Vision>,
+    bundle: Bundle,
+    pool: Pool,
+    probe: Probe,
+    profile: Profile,
+    max_ctx: usize,
+    max_piece: usize,
+    len: usize,
+    next_position: u32,
+}
+
+impl Model {
+    /// Loads a bundle: contexts with their streams, weights, buffers, in the order that is known to work.
+    ///
+    /// # Errors
+    /// What the bundle lacks or the device refuses.
+    pub fn load(
+        bundle: Bundle,
+        npu: Npu,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Model, ModelError> {
+        let mut kernels = Kernels::new(npu, options.commands_in_flight, options.deadline);
+        let wanted = bundle.manifest.vision.clone().filter(|_| options.vision);
+        let table = Table::load(&bundle, wanted.is_some(), &mut kernels, progress)?;
+        let total = weight_bytes(&bundle, wanted.is_some());
+        let mut up = Uploader { bundle: &bundle, kernels: &kernels, done: 0, total, progress };
+        let text = Text::load(&table, &mut up)?;
+        let vision = wanted.map(|params| Vision::load(&params, &table, &mut up)).transpose()?;
+        let max_piece = text.max_rows();
+        Ok(Model {
+            kernels,
+            text,
+            vision,
+            bundle,
+            pool: Pool::new(options.threads),
+            probe: Probe::default(),
+            profile: Profile::default(),
+            max_ctx: options.max_ctx,
+            max_piece,
+            len: 0,
+            next_position: 0,
+        })
+    }
+
+    /// The bundle that was loaded.
+    #[must_use]
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// Threads of the host math.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Whether there is a vision tower.
+    #[must_use]
+    pub fn sees(&self) -> bool {
+        self.vision.is_some()
+    }
+
+    /// The most tokens that the sequence can have.
+    #[must_use]
+    pub fn max_ctx(&self) -> usize {
+        self.max_ctx
+    }
+
+    /// Tokens of the sequence.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the sequence has no tokens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Position of the next token.
+    #[must_use]
+    pub fn next_position(&self) -> u32 {
+        self.next_position
+    }
+
+    /// What has been asked of the device.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.kernels.counters()
+    }
+
+    /// Where the time went.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Shows hidden states to `watch` from now on, or to nobody.
+    pub fn watch(&mut self, watch: Option<Watch>) {
+        self.probe.set(watch);
+    }
+
+    /// What a layer remembers.
+    #[must_use]
+    pub fn layer_state(&self, layer: usize) -> Option<LayerState<'_>> {
+        self.text.layer(layer).map(|l| l.mixer.state())
+    }
+
+    /// Cuts prompts into pieces of at most `rows` tokens, or of what the streams take. Any cut gives the same bits.
+    pub fn set_max_piece(&mut self, rows: usize) {
+        self.max_piece = rows.clamp(1, self.text.max_rows().max(1));
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) {
+        self.text.reset();
+        (self.len, self.next_position) = (0, 0);
+    }
+
+    /// A picture as the tower wants it.
+    ///
+    /// # Errors
+    /// A picture that cannot be prepared, and a bundle without a tower.
+    pub fn prepare(&self, image: &Rgb) -> Result<Patches, ModelError> {
+        let params = &self.vision.as_ref().ok_or(ModelError::NoVision)?.params;
+        let config = Config {
+            patch: params.patch,
+            merge: params.merge,
+            min_pixels: params.min_pixels,
+            max_pixels: params.max_pixels,
+        };
+        Ok(host_ops::image::preprocess(&self.pool, &image.data, image.height, image.width, &config)?)
+    }
+
+    /// Tokens that a picture takes in a prompt.
+    ///
+    /// # Errors
+    /// A bundle without a tower.
+    pub fn image_tokens(&self, patches: &Patches) -> Result<usize, ModelError> {
+        let params = &self.vision.as_ref().ok_or(ModelError::NoVision)?.params;
+        Ok(patches.grid[0] * patches.grid[1] / params.merged())
+    }
+
+    /// The tower's rows for a picture: `[tokens, D]`.
+    ///
+    /// # Errors
+    /// More patches than the tower takes, no tower, and failures of the device.
+    pub fn encode(&mut self, patches: &Patches) -> Result<Vec<f32>, ModelError> {
+        let Model { kernels, vision, pool, probe, profile, .. } = self;
+        let vision = vision.as_mut().ok_or(ModelError::NoVision)?;
+        vision.encode(&mut Run { kernels, pool, profile, probe }, patches)
+    }
+
+    /// Positions of tokens that are appended now. `grids` are the patch rows and columns of their pictures.
+    ///
+    /// # Errors
+    /// Image tokens that are not exactly those of the pictures.
+    pub fn positions(&self, ids: &[u32], grids: &[[usize; 2]]) -> Result<Positions, ModelError> {
+        let params = self.bundle.manifest.vision.as_ref();
+        positions(ids, self.next_position, params.map(|v| v.image_token), grids, params.map_or(1, |v| v.merge))
+    }
+
+    /// Appends tokens. `progress` gets the number of tokens that are in, after each piece, and may break off there.
+    /// Gives the number of tokens that were appended: all, unless it was broken off.
+    ///
+    /// # Errors
+    /// More tokens than the context holds, unknown tokens, too few or too many vision rows, failures of the device.
+    pub fn prefill(
+        &mut self,
+        input: &Input<'_>,
+        progress: &mut dyn FnMut(usize) -> std::ops::ControlFlow<()>,
+    ) -> Result<usize, ModelError> {
+        let tokens = self.len + input.ids.len();
+        if tokens > self.max_ctx {
+            return Err(ModelError::ContextFull { tokens, max_ctx: self.max_ctx });
+        }
+        let d = self.text.params.hidden;
+        let image = self.bundle.manifest.vision.as_ref().map(|v| v.image_token);
+        let stands = |id: u32| !input.vision.is_empty() && Some(id) == image;
+        let found = input.ids.iter().filter(|&&id| stands(id)).count();
+        if found * d != input.vision.len() || input.positions.tokens.len() != input.ids.len() {
+            return Err(ModelError::ImageTokens { found, expected: input.vision.len() / d, images: 0 });
+        }
+        let mut vision = input.vision.chunks_exact(d);
+        let mut done = 0;
+        while done < input.ids.len() {
+            let end = (done + self.max_piece).min(input.ids.len());
+            let Model { kernels, text, pool, probe, profile, bundle, .. } = self;
+            let mut run = Run { kernels, pool, profile, probe };
+            let ids = &input.ids[done..end];
+            text.piece(&mut run, &input.positions.tokens[done..end], &mut |text, hidden| {
+                for (&id, row) in ids.iter().zip(hidden.chunks_exact_mut(d)) {
+                    match stands(id).then(|| vision.next()).flatten() {
+                        Some(image) => row.copy_from_slice(image),
+                        None => text.embed(bundle, id, row)?,
+                    }
+                }
+                Ok(())
+            })?;
+            self.len += end - done;
+            done = end;
+            if progress(done).is_break() {
+                return Ok(done);
+            }
+        }
+        self.next_position = input.positions.next;
+        Ok(done)
+    }
+
+    /// Appends one token, and gives the logits of the one that follows: `[vocab]`.
+    ///
+    /// # Errors
+    /// A full context, an unknown token, failures of the device.
+    pub fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
+        if self.len >= self.max_ctx {
+            return Err(ModelError::ContextFull { tokens: self.len + 1, max_ctx: self.max_ctx });
+        }
+        let Model { kernels, text, pool, probe, profile, bundle, .. } = self;
+        let mut run = Run { kernels, pool, profile, probe };
+        text.token(&mut run, bundle, id, self.next_position)?;
+        self.len += 1;
+        self.next_position += 1;
+        text.logits(&mut run)
+    }
+
+    /// Logits of the token that follows the sequence: `[vocab]`.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn logits(&mut self) -> Result<&[f32], ModelError> {
+        let Model { kernels, text, pool, probe, profile, .. } = self;
+        text.logits(&mut Run { kernels, pool, profile, probe })
+    }
+}
+
+/// Bytes of all packed weights, for a progress bar.
+fn weight_bytes(bundle: &Bundle, vision: bool) -> u64 {
+    let size = |name: &str| bundle.tensor(name).map_or(0, |t| t.bytes.len() as u64);
+    let text = &bundle.manifest.text;
+    let slices = (0..text.down_slices).map(|j| format!("g.down{j}"));
+    let names: Vec<String> = ["g.in", "g.o", "g.gu"].map(str::to_owned).into_iter().chain(slices).collect();
+    let layers = (0..text.layers.len()).flat_map(|i| names.iter().map(move |n| format!("l{i}.{n}")));
+    let heads = (0..text.head_parts).map(|j| format!("head{j}"));
+    let mut total: u64 = layers.chain(heads).map(|n| size(&n)).sum();
+    if let Some(params) = bundle.manifest.vision.as_ref().filter(|_| vision) {
+        let fc2 = (0..params.fc2_slices).map(|s| format!("fc2.{s}"));
+        let names: Vec<String> = ["qkv", "proj", "fc1"].map(str::to_owned).into_iter().chain(fc2).collect();
+        let blocks = (0..params.depth).flat_map(|i| names.iter().map(move |n| format!("vis.b{i}.{n}")));
+        let merger = (0..params.merger_slices).flat_map(|s| [format!("vis.m1.{s}"), format!("vis.m2.{s}")]);
+        total += blocks.chain(merger).chain(["vis.patch".to_owned()]).map(|n| size(&n)).sum::<u64>();
+    }
+    total
+}

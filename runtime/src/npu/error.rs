@@ -1,14 +1,59 @@
 //! What can go wrong on the device.
 
+use std::time::Duration;
+
+use amdxdna_ioctl::packet::CommandOutcome;
+
 /// A failure of the device, the driver or a command.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NpuError {
-    /// The node could not be opened.
-    #[error("open {node}: {errno}")]
-    Open {
-        /// The node.
-        node: String,
-        /// The errno of `open(2)`.
-        errno: amdxdna_ioctl::Errno,
+    /// The driver refused something.
+    #[error(transparent)]
+    Driver(#[from] amdxdna_ioctl::Error),
+    /// No hardware context can be had, even with all others of this program given up.
+    #[error("context `{context}`: {source}")]
+    Context {
+        /// Key of its xclbin.
+        context: String,
+        /// What the driver said.
+        source: amdxdna_ioctl::Error,
+    },
+    /// A command ended badly.
+    #[error("kernel `{kernel}` in context `{context}`: {outcome}")]
+    Command {
+        /// Key of the kernel.
+        kernel: String,
+        /// Key of its context.
+        context: String,
+        /// State and error data of the packet.
+        outcome: CommandOutcome,
+    },
+    /// A command did not end in time. It may still write to its buffers, so nothing is run any more.
+    #[error(
+        "kernel `{kernel}` in context `{context}` has not finished after {} s: the NPU hangs or is busy with other \
+         programs; load the bundle again",
+        after.as_secs_f32()
+    )]
+    Timeout {
+        /// Key of the kernel.
+        kernel: String,
+        /// Key of its context.
+        context: String,
+        /// The deadline.
+        after: Duration,
+    },
+    /// An earlier command did not end in time.
+    #[error("an earlier command never finished, so its buffers cannot be used; load the bundle again")]
+    Lost,
+    /// More buffers than a packet can name.
+    #[error("kernel `{kernel}` is given {buffers} buffers, a command takes {limit}")]
+    Buffers {
+        /// Key of the kernel.
+        kernel: String,
+        /// Buffers given.
+        buffers: usize,
+        /// Buffers that a packet can name.
+        limit: usize,
     },
 }

@@ -1,0 +1,192 @@
+//! The kernels of a bundle on the device, by the keys of its manifest.
+
+use std::collections::BTreeMap;
+
+use super::error::ModelError;
+use super::options::Progress;
+use crate::bundle::{Bundle, GemmRecord, GemvRecord};
+use crate::npu::{Buffer, CommandId, KernelId, Kernels, View, Weights};
+
+/// A matrix product: one stream for each number of row chunks.
+#[derive(Clone, Debug)]
+pub(super) struct Gemm {
+    pub(super) record: GemmRecord,
+    kernels: Vec<KernelId>,
+}
+
+impl Gemm {
+    /// Rows that the longest stream takes.
+    pub(super) fn max_rows(&self) -> usize {
+        self.kernels.len() * self.record.m
+    }
+
+    /// Elements of the views of the longest stream.
+    pub(super) fn a_elems(&self) -> usize {
+        self.record.chunks.last().map_or(0, |c| c.a_elems)
+    }
+
+    /// Elements of the C view of the longest stream.
+    pub(super) fn c_elems(&self) -> usize {
+        self.record.chunks.last().map_or(0, |c| c.c_elems)
+    }
+}
+
+/// A matrix by vector product.
+#[derive(Clone, Debug)]
+pub(super) struct Gemv {
+    pub(super) record: GemvRecord,
+    pub(super) kernel: KernelId,
+}
+
+/// The kernels of a bundle by key.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    gemms: BTreeMap<String, Gemm>,
+    gemvs: BTreeMap<String, Gemv>,
+}
+
+impl Table {
+    pub(super) fn gemm(&self, key: &str) -> Result<Gemm, ModelError> {
+        self.gemms.get(key).cloned().ok_or_else(|| ModelError::Shape(format!("there is no gemm `{key}`")))
+    }
+
+    pub(super) fn gemv(&self, key: &str) -> Result<Gemv, ModelError> {
+        self.gemvs.get(key).cloned().ok_or_else(|| ModelError::Shape(format!("there is no gemv `{key}`")))
+    }
+
+    /// Makes the hardware contexts, in the order of their keys, each followed by its streams.
+    pub(super) fn load(
+        bundle: &Bundle,
+        vision: bool,
+        kernels: &mut Kernels,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Table, ModelError> {
+        let manifest = &bundle.manifest;
+        let gemms = || manifest.gemms.values().filter(|g| vision || !g.key.starts_with("v_"));
+        let total = gemms().map(|g| g.chunks.len()).sum::<usize>() + manifest.gemvs.len();
+        let mut done = 0;
+        let mut streams: BTreeMap<(&str, usize), KernelId> = BTreeMap::new();
+        let mut table = Table::default();
+        for key in manifest.xclbins.keys() {
+            let chunks = gemms().flat_map(|g| g.chunks.iter().enumerate().map(move |(n, c)| (g, n, c)));
+            let chunks: Vec<_> = chunks.filter(|(_, _, c)| c.ctx == *key).collect();
+            let gemvs: Vec<_> = manifest.gemvs.values().filter(|g| g.ctx == *key).collect();
+            let operations = match (chunks.first(), gemvs.first()) {
+                (Some((g, _, _)), _) => giga(2 * g.m * g.k * g.n),
+                (None, Some(g)) => giga(2 * g.m * g.k),
+                (None, None) => continue,
+            };
+            let context = kernels.add_context(key, bundle.xclbin(key)?, operations)?;
+            for (gemm, n, chunk) in chunks {
+                let name = format!("{} x{}", gemm.key, n + 1);
+                let id = kernels.add_stream(context, &name, &bundle.stream(&chunk.insts)?)?;
+                streams.insert((&gemm.key, n), id);
+                done += 1;
+                progress(Progress::Kernels { done, total });
+            }
+            for gemv in gemvs {
+                let name = format!("gemv {}", gemv.key);
+                let kernel = kernels.add_stream(context, &name, &bundle.stream(&gemv.insts)?)?;
+                table.gemvs.insert(gemv.key.clone(), Gemv { record: gemv.clone(), kernel });
+                done += 1;
+                progress(Progress::Kernels { done, total });
+            }
+        }
+        for gemm in gemms() {
+            let ids: Option<Vec<_>> =
+                (0..gemm.chunks.len()).map(|n| streams.get(&(gemm.key.as_str(), n)).copied()).collect();
+            let missing = || ModelError::Shape(format!("a stream of gemm `{}` names no xclbin of the bundle", gemm.key));
+            let kernels = ids.filter(|ids| !ids.is_empty()).ok_or_else(missing)?;
+            table.gemms.insert(gemm.key.clone(), Gemm { record: gemm.clone(), kernels });
+        }
+        Ok(table)
+    }
+}
+
+/// Rounded to 10^9 operations.
+fn giga(operations: usize) -> u32 {
+    ((operations + 500_000_000) / 1_000_000_000) as u32
+}
+
+/// A weight on the device, with the commands that use it.
+#[derive(Debug)]
+pub(super) struct Linear {
+    weights: Weights,
+    /// By number of chunks less one, made at first use.
+    gemm: Vec<Option<CommandId>>,
+    gemv: Option<CommandId>,
+}
+
+impl Linear {
+    pub(super) fn new(weights: Weights) -> Linear {
+        Linear { weights, gemm: Vec::new(), gemv: None }
+    }
+
+    /// The command that runs `rows` rows: A from element `a.1` of a buffer on, C to the start of another.
+    pub(super) fn gemm(
+        &mut self,
+        kernels: &mut Kernels,
+        gemm: &Gemm,
+        rows: usize,
+        a: (&Buffer, usize),
+        c: &Buffer,
+    ) -> Result<CommandId, ModelError> {
+        let chunks = rows.div_ceil(gemm.record.m).max(1);
+        let (Some(&kernel), Some(stream)) = (gemm.kernels.get(chunks - 1), gemm.record.chunks.get(chunks - 1)) else {
+            return Err(ModelError::Shape(format!("gemm `{}` has no stream for {rows} rows", gemm.record.key)));
+        };
+        if a.1 + stream.a_elems > a.0.len() || stream.c_elems > c.len() {
+            return Err(ModelError::Shape(format!("gemm `{}` reaches past its buffers", gemm.record.key)));
+        }
+        if self.gemm.len() < gemm.kernels.len() {
+            self.gemm.resize(gemm.kernels.len(), None);
+        }
+        if let Some(command) = self.gemm[chunks - 1] {
+            return Ok(command);
+        }
+        let command = kernels.bind(kernel, &[a.0.view(a.1), self.weights.view(), c.view(0)])?;
+        self.gemm[chunks - 1] = Some(command);
+        Ok(command)
+    }
+
+    /// The command that multiplies the vector at `x`.
+    pub(super) fn gemv(
+        &mut self,
+        kernels: &mut Kernels,
+        gemv: &Gemv,
+        x: View,
+        y: &Buffer,
+    ) -> Result<CommandId, ModelError> {
+        if let Some(command) = self.gemv {
+            return Ok(command);
+        }
+        let command = kernels.bind(gemv.kernel, &[x, self.weights.view(), y.view(0)])?;
+        self.gemv = Some(command);
+        Ok(command)
+    }
+}
+
+/// Uploads weights and says how far it has come.
+pub(super) struct Uploader<'a> {
+    pub(super) bundle: &'a Bundle,
+    pub(super) kernels: &'a Kernels,
+    pub(super) done: u64,
+    pub(super) total: u64,
+    pub(super) progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Uploader<'_> {
+    pub(super) fn linear(&mut self, name: &str) -> Result<Linear, ModelError> {
+        let bytes = self.bundle.tensor(name)?.bytes.len();
+        let weights = Weights::new(self.kernels.npu().device(), bytes, |out| -> Result<(), ModelError> {
+            Ok(self.bundle.read_into(name, out)?)
+        })?;
+        self.done += bytes as u64;
+        (self.progress)(Progress::Weights { done: self.done, total: self.total });
+        Ok(Linear::new(weights))
+    }
+
+    pub(super) fn f32s(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        Ok(self.bundle.f32s(name)?.to_vec())
+    }
+}

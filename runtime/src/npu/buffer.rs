@@ -1,0 +1,194 @@
+//! Buffers of activations: rows of bf16 or f32 that the NPU and the host both see.
+//!
+//! The host writes back exactly the cache lines that it wrote and drops exactly those that it is about to read. A new
+//! buffer is written back whole, once: the kernel's zeroes are dirty lines that could be evicted over the NPU's results.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use amdxdna_ioctl::{Bo, BoType, Device};
+use half::bf16;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use host_ops::pool::Pool;
+
+use super::error::NpuError;
+
+/// What an activation buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// The upper half of an f32, rounded to nearest even.
+    Bf16,
+    /// f32: a test format of the software NPU.
+    F32,
+}
+
+impl Element {
+    /// Bytes of one.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Element::Bf16 => 2,
+            Element::F32 => 4,
+        }
+    }
+}
+
+/// Part of a buffer object, as an argument of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Device address of its first byte.
+    pub(super) address: u64,
+    /// GEM handle of the buffer object.
+    pub(super) handle: u32,
+}
+
+/// Bytes that the NPU only reads: packed weights.
+#[derive(Debug)]
+pub struct Weights {
+    bo: Bo,
+}
+
+impl Weights {
+    /// A buffer of `bytes` that `fill` writes, written back to memory whole.
+    ///
+    /// # Errors
+    /// What the driver refused, or what `fill` says.
+    pub fn new<E: From<NpuError>>(
+        device: &Arc<Device>,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Weights, E> {
+        let mut bo = Bo::new(device, BoType::Share, bytes as u64).map_err(NpuError::from)?;
+        fill(&mut bo.bytes_mut()[..bytes])?;
+        bo.flush_all();
+        Ok(Weights { bo })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View { address: self.bo.address(), handle: self.bo.handle() }
+    }
+}
+
+/// A row-major buffer of activations.
+#[derive(Debug)]
+pub struct Buffer {
+    bo: Bo,
+    element: Element,
+    len: usize,
+}
+
+impl Buffer {
+    /// A buffer of `len` zeroes.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn new(device: &Arc<Device>, element: Element, len: usize) -> Result<Buffer, NpuError> {
+        let bo = Bo::new(device, BoType::Share, (len.max(1) * element.bytes()) as u64)?;
+        bo.flush_all();
+        Ok(Buffer { bo, element, len })
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The buffer from element `at` on.
+    #[must_use]
+    pub fn view(&self, at: usize) -> View {
+        View { address: self.bo.address() + (at * self.element.bytes()) as u64, handle: self.bo.handle() }
+    }
+
+    fn bytes(&self, elements: Range<usize>) -> Range<usize> {
+        elements.start * self.element.bytes()..elements.end * self.element.bytes()
+    }
+
+    /// Writes `rows` (`[n, width]`) to the first n rows of `stride` elements and writes their lines back.
+    ///
+    /// # Panics
+    /// If the rows do not fit; shapes are checked when a model is loaded.
+    pub fn write_rows(&mut self, pool: &Pool, stride: usize, width: usize, rows: &[f32]) {
+        let n = rows.len() / width;
+        assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
+        let used = (n - 1) * stride + width;
+        assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        match self.element {
+            Element::Bf16 => {
+                let out: &mut [bf16] = self.bo.slice_mut::<u16>().reinterpret_cast_mut();
+                pool.run_chunks(&mut out[..used], stride, &|r, out| {
+                    host_ops::bf16::from_f32(&rows[r * width..][..width], &mut out[..width]);
+                });
+            }
+            Element::F32 => {
+                let out = self.bo.slice_mut::<f32>();
+                pool.run_chunks(&mut out[..used], stride, &|r, out| {
+                    out[..width].copy_from_slice(&rows[r * width..][..width]);
+                });
+            }
+        }
+        self.flush_rows(stride, width, n);
+    }
+
+    /// Reads the first rows of `stride` elements: `out` is `[n, width]`.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn read_rows(&self, pool: &Pool, stride: usize, width: usize, out: &mut [f32]) {
+        self.visit_rows(pool, stride, width, out, &host_ops::bf16::to_f32, &|x, out| out.copy_from_slice(x));
+    }
+
+    /// Adds the first rows of `stride` elements to `out`, `[n, width]`.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn add_rows(&self, pool: &Pool, stride: usize, width: usize, out: &mut [f32]) {
+        self.visit_rows(pool, stride, width, out, &|x, out| host_ops::bf16::add(out, x), &|x, out| {
+            out.iter_mut().zip(x).for_each(|(o, x)| *o += x);
+        });
+    }
+
+    fn visit_rows(
+        &self,
+        pool: &Pool,
+        stride: usize,
+        width: usize,
+        out: &mut [f32],
+        half: &(dyn Fn(&[bf16], &mut [f32]) + Sync),
+        full: &(dyn Fn(&[f32], &mut [f32]) + Sync),
+    ) {
+        let n = out.len() / width;
+        assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
+        let used = (n - 1) * stride + width;
+        assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        self.flush_rows(stride, width, n);
+        match self.element {
+            Element::Bf16 => {
+                let rows: &[bf16] = self.bo.slice::<u16>().reinterpret_cast();
+                pool.run_chunks(out, width, &|r, out| half(&rows[r * stride..][..width], out));
+            }
+            Element::F32 => {
+                let rows = self.bo.slice::<f32>();
+                pool.run_chunks(out, width, &|r, out| full(&rows[r * stride..][..width], out));
+            }
+        }
+    }
+
+    fn flush_rows(&self, stride: usize, width: usize, n: usize) {
+        if stride == width {
+            self.bo.flush(self.bytes(0..n * width));
+        } else {
+            for r in 0..n {
+                self.bo.flush(self.bytes(r * stride..r * stride + width));
+            }
+        }
+    }
+}
