@@ -217,7 +217,9 @@ mod tests {
             let said = refusal(|json| *json.pointer_mut(path).unwrap() = value);
             assert!(said.contains(word), "{path}: {said}");
         }
-        for (name, value) in [("byte_fallback", Value::from(true)), ("dropout", 0.1.into()), ("ignore_merges", true.into())] {
+        for (name, value) in
+            [("byte_fallback", Value::from(true)), ("dropout", 0.1.into()), ("ignore_merges", true.into())]
+        {
             let said = refusal(|json| json["model"][name] = value);
             assert!(said.contains(name), "{said}");
         }

@@ -6,6 +6,7 @@ use crate::npu::NpuError;
 
 /// Why a bundle could not be loaded or a turn not be answered.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChatError {
     /// The bundle is not usable.
     #[error(transparent)]
@@ -16,7 +17,7 @@ pub enum ChatError {
     /// The model refused its input or failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The tokenizer is not one of Qwen3.5.
+    /// The tokenizer is not one of Qwen3.5's sort.
     #[error("tokenizer.json: {0}")]
     Tokenizer(String),
     /// The prompt does not fit.
@@ -28,7 +29,7 @@ pub enum ChatError {
         max_ctx: usize,
     },
     /// Nothing may be generated.
-    #[error("max_new is 0: an answer needs at least one token")]
+    #[error("no token may be generated (max_new is 0): an answer needs at least one")]
     NothingToSay,
     /// Pictures for a model that has no vision tower.
     #[error("{images} picture(s) given, but this bundle has no vision tower")]

@@ -3,56 +3,8 @@
 use std::time::Duration;
 
 use crate::image::Rgb;
-
-/// How a bundle is loaded.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// The most tokens of prompt and answer together; the key/value cache is sized by it.
-    pub max_ctx: usize,
-    /// Commands that may be in flight a hardware context, 1 to 4.
-    pub commands_in_flight: usize,
-    /// Threads of the host math; 0 takes what the machine has.
-    pub threads: usize,
-    /// How long one command may take before it counts as lost.
-    pub deadline: Duration,
-    /// Whether the vision tower is loaded where the bundle has one.
-    pub vision: bool,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        LoadOptions {
-            max_ctx: 8192,
-            commands_in_flight: 4,
-            threads: 0,
-            deadline: Duration::from_secs(10),
-            vision: true,
-        }
-    }
-}
-
-/// Where loading stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The tokenizer is being read.
-    Tokenizer,
-    /// Contexts and instruction streams are being made; `done` of `total` streams.
-    Kernels {
-        /// Streams that are in place.
-        done: usize,
-        /// Streams of the bundle.
-        total: usize,
-    },
-    /// Weights are being copied; bytes.
-    Weights {
-        /// Bytes that are in place.
-        done: u64,
-        /// Bytes in all.
-        total: u64,
-    },
-    /// All is in place.
-    Ready,
-}
+use crate::model::Profile;
+use crate::npu::Counters;
 
 /// One question.
 #[derive(Clone, Copy, Debug)]
@@ -114,13 +66,19 @@ pub struct Timing {
     pub decode: Duration,
     /// Decode steps that were taken.
     pub steps: usize,
+    /// All of it by part of the host's work; waits for the NPU are one part.
+    pub profile: Profile,
+    /// What was asked of the device.
+    pub counters: Counters,
 }
 
 /// An answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them that stand for pictures.
+    pub image_tokens: usize,
     /// Tokens of the answer, without the stop token.
     pub tokens: Vec<u32>,
     /// The answer: all [`Event::Text`] in one.

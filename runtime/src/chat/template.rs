@@ -57,7 +57,10 @@ mod tests {
             prompt(None, &[], "Hello", false),
             "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
         );
-        assert_eq!(prompt(None, &[], "Hello", true), "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<think>\n");
+        assert_eq!(
+            prompt(None, &[], "Hello", true),
+            "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<think>\n"
+        );
     }
 
     #[test]
@@ -66,7 +69,9 @@ mod tests {
             prompt(Some(" Be brief.\n"), &[], "\u{1f}\u{a0} Hi\u{2003}\n", true),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
         );
-        assert!(prompt(Some(""), &[], "", true).starts_with("<|im_start|>system\n<|im_end|>\n<|im_start|>user\n<|im_end|>"));
+        assert!(
+            prompt(Some(""), &[], "", true).starts_with("<|im_start|>system\n<|im_end|>\n<|im_start|>user\n<|im_end|>")
+        );
     }
 
     #[test]

@@ -95,7 +95,8 @@ impl Table {
         for gemm in gemms() {
             let ids: Option<Vec<_>> =
                 (0..gemm.chunks.len()).map(|n| streams.get(&(gemm.key.as_str(), n)).copied()).collect();
-            let missing = || ModelError::Shape(format!("a stream of gemm `{}` names no xclbin of the bundle", gemm.key));
+            let missing =
+                || ModelError::Shape(format!("a stream of gemm `{}` names no xclbin of the bundle", gemm.key));
             let kernels = ids.filter(|ids| !ids.is_empty()).ok_or_else(missing)?;
             table.gemms.insert(gemm.key.clone(), Gemm { record: gemm.clone(), kernels });
         }

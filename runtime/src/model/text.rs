@@ -101,8 +101,7 @@ impl Text {
         };
         let embedding = pack::Rows::new(format, params.head_rows, params.hidden)
             .map_err(|e| ModelError::Shape(format!("head_rows and D: {e}")))?;
-        let layers =
-            (0..params.layers.len()).map(|i| Layer::load(&params, i, up)).collect::<Result<Vec<_>, _>>()?;
+        let layers = (0..params.layers.len()).map(|i| Layer::load(&params, i, up)).collect::<Result<Vec<_>, _>>()?;
         let head = (0..params.head_parts).map(|j| up.linear(&format!("head{j}"))).collect::<Result<Vec<_>, _>>()?;
         let shared = Shared::new(&params, table, up)?;
         shared.verify(&params, &layers)?;
@@ -202,7 +201,7 @@ impl Text {
         norm::rms(&self.last, &self.ln_f, params.eps, &mut self.rows.normed[..d]);
         run.probe.tap(Tap::FinalNorm, d, &self.rows.normed[..d]);
         t = run.profile.add(Part::Norm, t);
-        shared.x.write_rows(run.pool, d, d, &self.rows.normed[..d]);
+        shared.x.write_rows(run.pool, d, d, &self.rows.normed[..d])?;
         t = run.profile.add(Part::Transfer, t);
         let x = shared.x.view(0);
         let mut commands = Vec::with_capacity(self.head.len());
@@ -213,7 +212,7 @@ impl Text {
         t = run.profile.add(Part::Npu, t);
         let width = params.head_rows;
         for (y, out) in shared.head_y.iter().zip(self.logits.chunks_mut(width)) {
-            y.read_rows(run.pool, width, width, out);
+            y.read_rows(run.pool, width, width, out)?;
         }
         run.profile.add(Part::Transfer, t);
         Ok(&self.logits[..params.vocab])
@@ -276,24 +275,7 @@ impl Shared {
         let (o_y, gu_y) = (buffer(o.1.record.m)?, buffer(gu.1.record.m)?);
         let down_y = (0..slices).map(|_| buffer(down.1.record.m)).collect::<Result<_, _>>()?;
         let head_y = (0..params.head_parts).map(|_| buffer(head.record.m)).collect::<Result<_, _>>()?;
-        Ok(Shared {
-            linear,
-            attention,
-            o,
-            gu,
-            down,
-            head,
-            a,
-            o_a,
-            o_c,
-            gu_c,
-            down_c,
-            x,
-            o_y,
-            gu_y,
-            down_y,
-            head_y,
-        })
+        Ok(Shared { linear, attention, o, gu, down, head, a, o_a, o_c, gu_c, down_c, x, o_y, gu_y, down_y, head_y })
     }
 
     /// What the bundle's own checks cannot know: that the records fit the way they are used here.
@@ -346,7 +328,7 @@ impl Shared {
             let record = &self.input(layer.kind)?.gemm.record;
             (record.lda, record.c_stride)
         };
-        self.a.write_rows(pool, lda, d, &rows.normed);
+        self.a.write_rows(pool, lda, d, &rows.normed)?;
         t = run.profile.add(Part::Transfer, t);
         let input = match layer.kind {
             LayerKind::Linear => &self.linear,
@@ -358,7 +340,7 @@ impl Shared {
         t = run.profile.add(Part::Npu, t);
         let width = layer.mixer.input_width();
         rows.projected.resize(n * width, 0.0);
-        input.c.read_rows(pool, stride, width, &mut rows.projected);
+        input.c.read_rows(pool, stride, width, &mut rows.projected)?;
         t = run.profile.add(Part::Transfer, t);
 
         let width = layer.mixer.output_width();
@@ -367,13 +349,13 @@ impl Shared {
         run.probe.tap(Tap::OutputIn(index), width, &rows.mixed);
         t = run.profile.add(Part::Mixer, t);
         let o = &self.o.0;
-        self.o_a.write_rows(pool, o.record.lda, width, &rows.mixed);
+        self.o_a.write_rows(pool, o.record.lda, width, &rows.mixed)?;
         t = run.profile.add(Part::Transfer, t);
         let command = layer.o.gemm(run.kernels, o, n, (&self.o_a, 0), &self.o_c)?;
         run.kernels.run(&[command])?;
         t = run.profile.add(Part::Npu, t);
         run.probe.before(&rows.hidden);
-        self.o_c.add_rows(pool, o.record.c_stride, d, &mut rows.hidden);
+        self.o_c.add_rows(pool, o.record.c_stride, d, &mut rows.hidden)?;
         run.probe.difference(Tap::Mixer(index), d, &rows.hidden);
         t = run.profile.add(Part::Transfer, t);
 
@@ -381,7 +363,7 @@ impl Shared {
         run.probe.tap(Tap::Norm2(index), d, &rows.normed);
         t = run.profile.add(Part::Norm, t);
         let gu = &self.gu.0;
-        self.a.write_rows(pool, gu.record.lda, d, &rows.normed);
+        self.a.write_rows(pool, gu.record.lda, d, &rows.normed)?;
         t = run.profile.add(Part::Transfer, t);
         let command = layer.gu.gemm(run.kernels, gu, n, (&self.a, 0), &self.gu_c)?;
         run.kernels.run(&[command])?;
@@ -394,7 +376,7 @@ impl Shared {
         t = run.profile.add(Part::Npu, t);
         run.probe.before(&rows.hidden);
         for c in &self.down_c {
-            c.add_rows(pool, down.record.c_stride, d, &mut rows.hidden);
+            c.add_rows(pool, down.record.c_stride, d, &mut rows.hidden)?;
         }
         run.probe.difference(Tap::Mlp(index), d, &rows.hidden);
         run.probe.tap(Tap::Output(index), d, &rows.hidden);
@@ -417,7 +399,7 @@ impl Shared {
         norm::rms(&rows.hidden, &layer.ln1, params.eps, &mut rows.normed);
         run.probe.tap(Tap::Norm1(index), d, &rows.normed);
         t = run.profile.add(Part::Norm, t);
-        self.x.write_rows(pool, d, d, &rows.normed);
+        self.x.write_rows(pool, d, d, &rows.normed)?;
         t = run.profile.add(Part::Transfer, t);
         let x = self.x.view(0);
         let input = self.input(layer.kind)?;
@@ -426,7 +408,7 @@ impl Shared {
         t = run.profile.add(Part::Npu, t);
         let width = layer.mixer.input_width();
         rows.projected.resize(width, 0.0);
-        input.y.read_rows(pool, width, width, &mut rows.projected);
+        input.y.read_rows(pool, width, width, &mut rows.projected)?;
         t = run.profile.add(Part::Transfer, t);
 
         let width = layer.mixer.output_width();
@@ -436,34 +418,34 @@ impl Shared {
         padding.fill(0.0);
         run.probe.tap(Tap::OutputIn(index), width, mixed);
         t = run.profile.add(Part::Mixer, t);
-        self.x.write_rows(pool, rows.mixed.len(), rows.mixed.len(), &rows.mixed);
+        self.x.write_rows(pool, rows.mixed.len(), rows.mixed.len(), &rows.mixed)?;
         t = run.profile.add(Part::Transfer, t);
         let command = layer.o.gemv(run.kernels, &self.o.1, x, &self.o_y)?;
         run.kernels.run(&[command])?;
         t = run.profile.add(Part::Npu, t);
         run.probe.before(&rows.hidden);
-        self.o_y.add_rows(pool, d, d, &mut rows.hidden);
+        self.o_y.add_rows(pool, d, d, &mut rows.hidden)?;
         run.probe.difference(Tap::Mixer(index), d, &rows.hidden);
         t = run.profile.add(Part::Transfer, t);
 
         norm::rms(&rows.hidden, &layer.ln2, params.eps, &mut rows.normed);
         run.probe.tap(Tap::Norm2(index), d, &rows.normed);
         t = run.profile.add(Part::Norm, t);
-        self.x.write_rows(pool, d, d, &rows.normed);
+        self.x.write_rows(pool, d, d, &rows.normed)?;
         t = run.profile.add(Part::Transfer, t);
         let command = layer.gu.gemv(run.kernels, &self.gu.1, x, &self.gu_y)?;
         run.kernels.run(&[command])?;
         t = run.profile.add(Part::Npu, t);
         let inner = params.intermediate;
         rows.projected.resize(2 * inner, 0.0);
-        self.gu_y.read_rows(pool, 2 * inner, 2 * inner, &mut rows.projected);
+        self.gu_y.read_rows(pool, 2 * inner, 2 * inner, &mut rows.projected)?;
         t = run.profile.add(Part::Transfer, t);
         let down = &self.down.1;
         rows.activated.resize(layer.down.len() * down.record.k, 0.0);
         act::swiglu_paired(&rows.projected, &mut rows.activated[..inner]);
         t = run.profile.add(Part::Mixer, t);
         let width = rows.activated.len();
-        self.x.write_rows(pool, width, width, &rows.activated);
+        self.x.write_rows(pool, width, width, &rows.activated)?;
         t = run.profile.add(Part::Transfer, t);
         let mut commands = Vec::with_capacity(layer.down.len());
         for (s, (slice, y)) in layer.down.iter_mut().zip(&self.down_y).enumerate() {
@@ -473,7 +455,7 @@ impl Shared {
         t = run.profile.add(Part::Npu, t);
         run.probe.before(&rows.hidden);
         for y in &self.down_y {
-            y.add_rows(pool, d, d, &mut rows.hidden);
+            y.add_rows(pool, d, d, &mut rows.hidden)?;
         }
         run.probe.difference(Tap::Mlp(index), d, &rows.hidden);
         run.probe.tap(Tap::Output(index), d, &rows.hidden);

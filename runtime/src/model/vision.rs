@@ -178,10 +178,10 @@ impl Vision {
         }
         rope::Vision::new(d / params.heads, params.rope_theta).fill(patches.grid, params.merge, &mut rows.rope);
 
-        buffers.a.write_rows(pool, gemms.patch.record.lda, values, &patches.data);
+        buffers.a.write_rows(pool, gemms.patch.record.lda, values, &patches.data)?;
         let c = std::slice::from_ref(&buffers.c);
         dispatch(run, &mut self.patch, &gemms.patch, n, &buffers.a, c)?;
-        gather(run, &self.patch, &gemms.patch, c, n, d, &mut rows.hidden);
+        gather(run, &self.patch, &gemms.patch, c, n, d, &mut rows.hidden)?;
         add_positions(&self.positions, params.pos_side, patches.grid, params.merge, &mut rows.hidden);
         for block in &mut self.blocks {
             block.forward(run, params, gemms, buffers, rows)?;
@@ -192,18 +192,18 @@ impl Vision {
         self.merger_norm.rows(pool, &rows.hidden, &mut rows.normed);
         let t = run.profile.add(Part::Norm, t);
         let (tokens, wide) = (n / params.merged(), d * params.merged());
-        buffers.merger.write_rows(pool, gemms.m1.record.lda, wide, &rows.normed[..tokens * wide]);
+        buffers.merger.write_rows(pool, gemms.m1.record.lda, wide, &rows.normed[..tokens * wide])?;
         run.profile.add(Part::Transfer, t);
         dispatch(run, &mut self.m1, &gemms.m1, tokens, &buffers.merger, &buffers.m1_c)?;
-        gather(run, &self.m1, &gemms.m1, &buffers.m1_c, tokens, wide, &mut rows.wide);
+        gather(run, &self.m1, &gemms.m1, &buffers.m1_c, tokens, wide, &mut rows.wide)?;
         let t = Instant::now();
         pool.run_chunks(&mut rows.wide, wide, &|_, row| act::gelu_erf_in_place(row));
         let t = run.profile.add(Part::Mixer, t);
-        buffers.merger.write_rows(pool, gemms.m2.record.lda, wide, &rows.wide);
+        buffers.merger.write_rows(pool, gemms.m2.record.lda, wide, &rows.wide)?;
         run.profile.add(Part::Transfer, t);
         dispatch(run, &mut self.m2, &gemms.m2, tokens, &buffers.merger, &buffers.m2_c)?;
         let mut out = Vec::new();
-        gather(run, &self.m2, &gemms.m2, &buffers.m2_c, tokens, params.out, &mut out);
+        gather(run, &self.m2, &gemms.m2, &buffers.m2_c, tokens, params.out, &mut out)?;
         Ok(out)
     }
 }
@@ -224,40 +224,40 @@ impl Block {
         let mut t = Instant::now();
         self.ln1.rows(pool, &rows.hidden, &mut rows.normed);
         t = run.profile.add(Part::Norm, t);
-        buffers.a.write_rows(pool, gemms.qkv.record.lda, d, &rows.normed);
+        buffers.a.write_rows(pool, gemms.qkv.record.lda, d, &rows.normed)?;
         run.profile.add(Part::Transfer, t);
         let qkv = std::slice::from_ref(&buffers.qkv_c);
         dispatch(run, &mut self.qkv, &gemms.qkv, n, &buffers.a, qkv)?;
-        gather(run, &self.qkv, &gemms.qkv, qkv, n, 3 * d, &mut rows.wide);
+        gather(run, &self.qkv, &gemms.qkv, qkv, n, 3 * d, &mut rows.wide)?;
         t = Instant::now();
         rows.attended.resize(n * d, 0.0);
         let shape = VisionShape { heads: params.heads, head_dim: d / params.heads };
         vision_forward(pool, &shape, &rows.rope, &rows.wide, &mut rows.attended, &mut rows.scratch);
         t = run.profile.add(Part::Mixer, t);
-        buffers.a.write_rows(pool, gemms.proj.record.lda, d, &rows.attended);
+        buffers.a.write_rows(pool, gemms.proj.record.lda, d, &rows.attended)?;
         run.profile.add(Part::Transfer, t);
         dispatch(run, &mut self.proj, &gemms.proj, n, &buffers.a, c)?;
-        gather(run, &self.proj, &gemms.proj, c, n, d, &mut rows.normed);
+        gather(run, &self.proj, &gemms.proj, c, n, d, &mut rows.normed)?;
         add(&mut rows.hidden, &rows.normed);
 
         t = Instant::now();
         self.ln2.rows(pool, &rows.hidden, &mut rows.normed);
         t = run.profile.add(Part::Norm, t);
-        buffers.a.write_rows(pool, gemms.fc1.record.lda, d, &rows.normed);
+        buffers.a.write_rows(pool, gemms.fc1.record.lda, d, &rows.normed)?;
         run.profile.add(Part::Transfer, t);
         let fc1_c = std::slice::from_ref(&buffers.fc1_c);
         dispatch(run, &mut self.fc1, &gemms.fc1, n, &buffers.a, fc1_c)?;
         if self.fc1.factors.is_some() {
             let wide = params.intermediate;
-            gather(run, &self.fc1, &gemms.fc1, fc1_c, n, wide, &mut rows.wide);
+            gather(run, &self.fc1, &gemms.fc1, fc1_c, n, wide, &mut rows.wide)?;
             t = Instant::now();
             pool.run_chunks(&mut rows.wide, wide, &|_, row| act::gelu_tanh_in_place(row));
             t = run.profile.add(Part::Mixer, t);
-            buffers.fc1_c.write_rows(pool, gemms.fc1.record.c_stride, wide, &rows.wide);
+            buffers.fc1_c.write_rows(pool, gemms.fc1.record.c_stride, wide, &rows.wide)?;
             run.profile.add(Part::Transfer, t);
         }
         dispatch(run, &mut self.fc2, &gemms.fc2, n, &buffers.fc1_c, &buffers.fc2_c)?;
-        gather(run, &self.fc2, &gemms.fc2, &buffers.fc2_c, n, d, &mut rows.normed);
+        gather(run, &self.fc2, &gemms.fc2, &buffers.fc2_c, n, d, &mut rows.normed)?;
         add(&mut rows.hidden, &rows.normed);
         Ok(())
     }
@@ -291,20 +291,21 @@ fn gather(
     n: usize,
     width: usize,
     out: &mut Vec<f32>,
-) {
+) -> Result<(), ModelError> {
     let (t, pool, stride) = (Instant::now(), run.pool, gemm.record.c_stride);
     out.resize(n * width, 0.0);
     for (s, c) in c.iter().enumerate() {
         if s == 0 {
-            c.read_rows(pool, stride, width, out);
+            c.read_rows(pool, stride, width, out)?;
         } else {
-            c.add_rows(pool, stride, width, out);
+            c.add_rows(pool, stride, width, out)?;
         }
     }
     if let Some(factors) = weight.factors.as_deref() {
         pool.run_chunks(out, width, &|_, row| w8::scale_columns(row, &factors[..width]));
     }
     run.profile.add(Part::Transfer, t);
+    Ok(())
 }
 
 fn add(x: &mut [f32], y: &[f32]) {
@@ -352,7 +353,10 @@ fn verify(params: &VisionParams, gemms: &Projections) -> Result<(), ModelError> 
     for (key, gemm, input, output) in rows {
         let record = &gemm.record;
         if record.lda < input || record.c_stride < output || record.n < output {
-            let what = format!("gemm `{key}` takes rows of {} and gives {}, wanted {input} and {output}", record.lda, record.n);
+            let what = format!(
+                "gemm `{key}` takes rows of {} and gives {}, wanted {input} and {output}",
+                record.lda, record.n
+            );
             return Err(ModelError::Shape(what));
         }
     }

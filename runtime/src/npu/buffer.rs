@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use amdxdna_ioctl::{Bo, BoType, Device};
+use amdxdna_ioctl::{Bo, BoKind, Device};
 use half::bf16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use host_ops::pool::Pool;
@@ -58,10 +58,13 @@ impl Weights {
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Weights, E> {
-        let mut bo = Bo::new(device, BoType::Share, bytes as u64).map_err(NpuError::from)?;
-        fill(&mut bo.bytes_mut()[..bytes])?;
-        bo.flush_all();
-        Ok(Weights { bo })
+        let mut filled = Ok(());
+        let bo = Bo::filled(device, BoKind::Share, bytes, |out| {
+            filled = fill(out);
+            Ok::<(), amdxdna_ioctl::Error>(())
+        });
+        filled?;
+        Ok(Weights { bo: bo.map_err(NpuError::from)? })
     }
 
     /// All of it.
@@ -85,8 +88,7 @@ impl Buffer {
     /// # Errors
     /// What the driver refused.
     pub fn new(device: &Arc<Device>, element: Element, len: usize) -> Result<Buffer, NpuError> {
-        let bo = Bo::new(device, BoType::Share, (len.max(1) * element.bytes()) as u64)?;
-        bo.flush_all();
+        let bo = Bo::new(device, BoKind::Share, len.max(1) * element.bytes())?;
         Ok(Buffer { bo, element, len })
     }
 
@@ -114,9 +116,12 @@ impl Buffer {
 
     /// Writes `rows` (`[n, width]`) to the first n rows of `stride` elements and writes their lines back.
     ///
+    /// # Errors
+    /// A process that has forked.
+    ///
     /// # Panics
     /// If the rows do not fit; shapes are checked when a model is loaded.
-    pub fn write_rows(&mut self, pool: &Pool, stride: usize, width: usize, rows: &[f32]) {
+    pub fn write_rows(&mut self, pool: &Pool, stride: usize, width: usize, rows: &[f32]) -> Result<(), NpuError> {
         let n = rows.len() / width;
         assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
         let used = (n - 1) * stride + width;
@@ -135,25 +140,31 @@ impl Buffer {
                 });
             }
         }
-        self.flush_rows(stride, width, n);
+        self.flush_rows(stride, width, n)
     }
 
     /// Reads the first rows of `stride` elements: `out` is `[n, width]`.
     ///
+    /// # Errors
+    /// A process that has forked.
+    ///
     /// # Panics
     /// If there are no such rows.
-    pub fn read_rows(&self, pool: &Pool, stride: usize, width: usize, out: &mut [f32]) {
-        self.visit_rows(pool, stride, width, out, &host_ops::bf16::to_f32, &|x, out| out.copy_from_slice(x));
+    pub fn read_rows(&self, pool: &Pool, stride: usize, width: usize, out: &mut [f32]) -> Result<(), NpuError> {
+        self.visit_rows(pool, stride, width, out, &host_ops::bf16::to_f32, &|x, out| out.copy_from_slice(x))
     }
 
     /// Adds the first rows of `stride` elements to `out`, `[n, width]`.
     ///
+    /// # Errors
+    /// A process that has forked.
+    ///
     /// # Panics
     /// If there are no such rows.
-    pub fn add_rows(&self, pool: &Pool, stride: usize, width: usize, out: &mut [f32]) {
+    pub fn add_rows(&self, pool: &Pool, stride: usize, width: usize, out: &mut [f32]) -> Result<(), NpuError> {
         self.visit_rows(pool, stride, width, out, &|x, out| host_ops::bf16::add(out, x), &|x, out| {
             out.iter_mut().zip(x).for_each(|(o, x)| *o += x);
-        });
+        })
     }
 
     fn visit_rows(
@@ -164,12 +175,12 @@ impl Buffer {
         out: &mut [f32],
         half: &(dyn Fn(&[bf16], &mut [f32]) + Sync),
         full: &(dyn Fn(&[f32], &mut [f32]) + Sync),
-    ) {
+    ) -> Result<(), NpuError> {
         let n = out.len() / width;
         assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
         let used = (n - 1) * stride + width;
         assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
-        self.flush_rows(stride, width, n);
+        self.flush_rows(stride, width, n)?;
         match self.element {
             Element::Bf16 => {
                 let rows: &[bf16] = self.bo.slice::<u16>().reinterpret_cast();
@@ -180,15 +191,16 @@ impl Buffer {
                 pool.run_chunks(out, width, &|r, out| full(&rows[r * stride..][..width], out));
             }
         }
+        Ok(())
     }
 
-    fn flush_rows(&self, stride: usize, width: usize, n: usize) {
+    fn flush_rows(&self, stride: usize, width: usize, n: usize) -> Result<(), NpuError> {
         if stride == width {
-            self.bo.flush(self.bytes(0..n * width));
-        } else {
-            for r in 0..n {
-                self.bo.flush(self.bytes(r * stride..r * stride + width));
-            }
+            return Ok(self.bo.flush(self.bytes(0..n * width))?);
         }
+        for r in 0..n {
+            self.bo.flush(self.bytes(r * stride..r * stride + width))?;
+        }
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use amdxdna_ioctl::packet::{IRON_BUFFERS, IronKernel};
-use amdxdna_ioctl::{Bo, BoType, Command};
+use amdxdna_ioctl::{Bo, BoKind, Command};
 
 use super::buffer::View;
 use super::error::NpuError;
@@ -122,7 +122,7 @@ impl Kernels {
     /// # Errors
     /// What the driver refused.
     pub fn add_stream(&mut self, context: ContextId, name: &str, stream: &[u8]) -> Result<KernelId, NpuError> {
-        let bo = Bo::with_contents(self.npu.device(), BoType::Dev, stream)?;
+        let bo = Bo::with_contents(self.npu.device(), BoKind::Dev, stream)?;
         let bytes = stream.len() as u32;
         self.kernels.push(Kernel { name: name.to_owned(), context: context.0, stream: bo, bytes });
         Ok(KernelId(self.kernels.len() - 1))
@@ -151,8 +151,7 @@ impl Kernels {
                 handles.push(view.handle);
             }
         }
-        let mut command = Command::new(self.npu.device())?;
-        command.write(&packet)?;
+        let command = Command::with_packet(self.npu.device(), &packet)?;
         self.bound.push(Bound { command, packet, handles, kernel: kernel.0 });
         Ok(CommandId(self.bound.len() - 1))
     }
@@ -236,6 +235,7 @@ impl Kernels {
         let bound = &mut self.bound[command.0];
         let number = self.contexts[context].submit(command.0, bound, self.clock)?;
         self.counters.commands += 1;
+        self.counters.ioctls += 1;
         Ok(Ticket { context, number })
     }
 
@@ -268,7 +268,7 @@ impl Kernels {
         let name = |bound: &Bound| self.kernels[bound.kernel].name.clone();
         let started = std::time::Instant::now();
         if queue.first_in_flight().is_some_and(|first| first <= number) {
-            self.counters.waits += 1;
+            self.counters.ioctls += 1;
         }
         let result = queue.retire(number, &mut self.bound, self.deadline, &name);
         self.counters.waiting += started.elapsed();

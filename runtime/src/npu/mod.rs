@@ -21,14 +21,27 @@ pub use kernels::{CommandId, ContextId, KernelId, Kernels, Ticket};
 /// What has been asked of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Commands submitted, one ioctl each.
+    /// Commands submitted.
     pub commands: u64,
-    /// Waits for commands, one ioctl each.
-    pub waits: u64,
+    /// Ioctls that commands took: one to submit each, one for each wait. A wait may be for several.
+    pub ioctls: u64,
     /// Times that a context had to make room for another.
     pub context_switches: u64,
     /// Time spent in waits.
     pub waiting: Duration,
+}
+
+impl Counters {
+    /// What was asked since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        Counters {
+            commands: self.commands - earlier.commands,
+            ioctls: self.ioctls - earlier.ioctls,
+            context_switches: self.context_switches - earlier.context_switches,
+            waiting: self.waiting.saturating_sub(earlier.waiting),
+        }
+    }
 }
 
 /// An opened NPU with its heap mapped; nothing loaded.

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use amdxdna_ioctl::{Bo, BoType, Deadline, HwCtx, HwCtxOptions};
+use amdxdna_ioctl::abi::QosInfo;
+use amdxdna_ioctl::{Bo, BoKind, Cu, Deadline, HwCtx, HwCtxOptions};
 
 use super::Npu;
 use super::error::NpuError;
@@ -74,11 +75,12 @@ impl Context {
 
     /// Makes the hardware context and gives it its PDI.
     pub(super) fn create(&mut self, npu: &Npu) -> Result<(), NpuError> {
-        let options = HwCtxOptions { columns: self.xclbin.column_width, gops: self.operations, ..HwCtxOptions::default() };
+        let qos = QosInfo { gops: self.operations, ..QosInfo::default() };
+        let options = HwCtxOptions { columns: Some(self.xclbin.column_width), qos, ..HwCtxOptions::default() };
         let hwctx = HwCtx::create(npu.device(), &options)
             .map_err(|source| NpuError::Context { context: self.key.clone(), source })?;
-        let pdi = Bo::with_contents(npu.device(), BoType::Dev, &self.xclbin.pdi)?;
-        hwctx.config_cu(vec![(pdi, self.xclbin.cu_func)])?;
+        let pdi = Bo::with_contents(npu.device(), BoKind::Dev, &self.xclbin.pdi)?;
+        hwctx.config_cu(vec![Cu { pdi, func: self.xclbin.cu_func }])?;
         self.hwctx = Some(hwctx);
         Ok(())
     }
@@ -122,7 +124,8 @@ impl Context {
         while self.in_flight.front().is_some_and(|c| c.number <= number) {
             let Some(done) = self.in_flight.pop_front() else { break };
             let bound = &mut commands[done.command];
-            let outcome = bound.command.outcome();
+            // Known to be done, so this asks nobody.
+            let outcome = bound.command.wait(Deadline::POLL)?;
             if outcome.is_completed() {
                 continue;
             }
