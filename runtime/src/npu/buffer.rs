@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use amdxdna_ioctl::{Bo, BoKind, Device};
 use half::bf16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::slice::HalfBitsSliceExt;
 use host_ops::pool::Pool;
 
 use super::error::NpuError;
