@@ -41,9 +41,8 @@ impl Manifest {
             line(&mut out, format_args!("xclbin {} {} {}", xclbin.key, xclbin.path, xclbin.kernel));
         }
         // Text before vision, each in the order in which the model uses them; others after.
-        const ORDER: [&str; 13] = [
-            "lin", "att", "o", "gu", "down", "head", "v_patch", "v_qkv", "v_proj", "v_fc1", "v_fc2", "v_m1", "v_m2",
-        ];
+        const ORDER: [&str; 13] =
+            ["lin", "att", "o", "gu", "down", "head", "v_patch", "v_qkv", "v_proj", "v_fc1", "v_fc2", "v_m1", "v_m2"];
         let rank = |key: &str| ORDER.iter().position(|known| *known == key).unwrap_or(ORDER.len());
         let mut gemms: Vec<&GemmRecord> = self.gemms.values().collect();
         gemms.sort_by_key(|gemm| rank(&gemm.key));

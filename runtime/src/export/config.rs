@@ -185,7 +185,8 @@ fn layers(fields: Fields<'_>) -> Result<Vec<LayerKind>, ExportError> {
         return kinds.filter(|kinds| kinds.len() == count).ok_or_else(|| fields.wrong("layer_types", expected));
     }
     let interval = fields.count_or("full_attention_interval", 4)?;
-    let kind = |index: usize| if (index + 1).is_multiple_of(interval) { LayerKind::Attention } else { LayerKind::Linear };
+    let kind =
+        |index: usize| if (index + 1).is_multiple_of(interval) { LayerKind::Attention } else { LayerKind::Linear };
     Ok((0..count).map(kind).collect())
 }
 
@@ -217,8 +218,10 @@ fn rope(fields: Fields<'_>) -> Result<(f32, f64, [usize; 3]), ExportError> {
                 .as_array()
                 .and_then(|counts| counts.iter().map(|count| count.as_u64().map(|count| count as usize)).collect());
             let counts = counts.and_then(|counts| counts.try_into().ok());
-            counts.ok_or_else(|| ExportError(format!("{}: `mrope_section` {value}; expected three counts", fields.place)))?
-        },
+            counts.ok_or_else(|| {
+                ExportError(format!("{}: `mrope_section` {value}; expected three counts", fields.place))
+            })?
+        }
     };
     let partial = number("partial_rotary_factor", Some(0.25))?;
     if partial > 1.0 {
@@ -277,7 +280,9 @@ fn pixels(processor: &Value) -> Result<(usize, usize), ExportError> {
         let halves = |value: &Value| value.as_f64() == Some(0.5);
         let fits = |value: &Value| value.as_array().is_some_and(|values| values.iter().all(halves));
         if processor.get(key).is_some_and(|value| !value.is_null() && !fits(value)) {
-            return Err(ExportError(format!("preprocessor_config.json: `{key}` is not 0.5 throughout; nothing else is implemented")));
+            return Err(ExportError(format!(
+                "preprocessor_config.json: `{key}` is not 0.5 throughout; nothing else is implemented"
+            )));
         }
     }
     let size = processor.get("size").unwrap_or(&Value::Null);

@@ -130,7 +130,8 @@ pub fn export(
         Some(other) => plan::manifest_on(&config, options, other)?,
         None => plan::manifest(&config, options)?,
     };
-    let references = options.refs.as_deref().map(|dir| refs::References::read(dir, config.vision.is_some())).transpose()?;
+    let references =
+        options.refs.as_deref().map(|dir| refs::References::read(dir, config.vision.is_some())).transpose()?;
     if let Some(references) = &references {
         manifest.tokcases.clone_from(&references.tokcases);
         manifest.refs.clone_from(&references.refs);
@@ -158,7 +159,8 @@ pub fn export(
     let bytes = writer::write(&staging, &jobs, &pool, progress)?;
     // Last, so that what is left of an export that was killed is no bundle.
     staging.write("manifest.txt", manifest.render().as_bytes())?;
-    Bundle::open(&staging.dir).map_err(|error| ExportError(format!("the bundle that was written is not sound: {error}")))?;
+    Bundle::open(&staging.dir)
+        .map_err(|error| ExportError(format!("the bundle that was written is not sound: {error}")))?;
     staging.finish()?;
     Ok(Summary {
         out: options.out.clone(),

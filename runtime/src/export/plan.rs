@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::config::{Config, Text, Vision};
 use super::{ExportError, ExportOptions};
 use crate::bundle::{
-    Bundle, GemmRecord, GemvRecord, LayerKind, Manifest, StreamRecord, TextParams, VisionParams, WeightFormat, XclbinRecord,
+    Bundle, GemmRecord, GemvRecord, LayerKind, Manifest, StreamRecord, TextParams, VisionParams, WeightFormat,
+    XclbinRecord,
 };
 
 /// Rows of a chunk.
@@ -73,7 +74,7 @@ pub(super) fn manifest_on(config: &Config, options: &ExportOptions, other: &Bund
                 return Err(refuse(format!("v.D and v.I are {ours:?} in the checkpoint and {wanted:?} there")));
             }
             Some(vision)
-        },
+        }
         (Some(_), None) => return Err(refuse("they have no vision tower; export with `--vision none`".to_owned())),
         (None, _) => None,
     };
@@ -85,7 +86,10 @@ pub(super) fn manifest_on(config: &Config, options: &ExportOptions, other: &Bund
     }
     for gemm in manifest.gemms.values() {
         if gemm.format.stream_bytes(gemm.k, gemm.n, gemm.bias) != Some(gemm.b_bytes) {
-            return Err(refuse(format!("`gemm {}` keeps two parts of every weight, which this export does not write", gemm.key)));
+            return Err(refuse(format!(
+                "`gemm {}` keeps two parts of every weight, which this export does not write",
+                gemm.key
+            )));
         }
         if gemm.key.starts_with("v_") && !gemm.bias {
             return Err(refuse(format!("`gemm {}` takes no biases, and the tower has some", gemm.key)));
@@ -124,7 +128,9 @@ fn text_params(text: &Text, options: &ExportOptions) -> Result<TextParams, Expor
     let has = |kind: LayerKind| text.layers.contains(&kind);
     let o_k = if has(LayerKind::Attention) { attention } else { linear };
     if has(LayerKind::Linear) && has(LayerKind::Attention) && attention != linear {
-        return refuse(format!("heads x head_dim is {attention}, the linear value width {linear}; one `o` kernel serves both"));
+        return refuse(format!(
+            "heads x head_dim is {attention}, the linear value width {linear}; one `o` kernel serves both"
+        ));
     }
     if !o_k.is_multiple_of(K_TILE) {
         return refuse(format!("the output projection takes {o_k} inputs; the kernels need a multiple of {K_TILE}"));
@@ -134,8 +140,11 @@ fn text_params(text: &Text, options: &ExportOptions) -> Result<TextParams, Expor
         return Err(ExportError(format!("max_prompt: {chunks} chunks of {CHUNK} rows; expected 1 to {MOST_CHUNKS}")));
     }
     // Slices of D where they cover I without padding, as the format has them by default.
-    let (down_slices, down_k) =
-        if text.intermediate.is_multiple_of(d) { (text.intermediate / d, d) } else { slices(text.intermediate, LONGEST_SLICE) };
+    let (down_slices, down_k) = if text.intermediate.is_multiple_of(d) {
+        (text.intermediate / d, d)
+    } else {
+        slices(text.intermediate, LONGEST_SLICE)
+    };
     let least = if text.vocab > 1024 { 2 } else { 1 };
     let head_parts = options.head_parts.unwrap_or(text.vocab.div_ceil(HEAD_ROWS).max(least));
     let head_rows = text.vocab.div_ceil(head_parts.max(1)).next_multiple_of(N_TILE);
@@ -188,7 +197,10 @@ fn vision_params(vision: &Vision, options: &ExportOptions) -> Result<VisionParam
     let patches = ((enlarged.max(vision.max_pixels as f64) / area) as usize).next_multiple_of(merged);
     let most = MOST_CHUNKS * CHUNK;
     if vision.max_pixels as f64 / area > most as f64 {
-        return Err(ExportError(format!("images of up to {} pixels; expected at most {most} patches", vision.max_pixels)));
+        return Err(ExportError(format!(
+            "images of up to {} pixels; expected at most {most} patches",
+            vision.max_pixels
+        )));
     }
     Ok(VisionParams {
         hidden: d,

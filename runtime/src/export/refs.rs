@@ -32,10 +32,12 @@ impl References {
         let wrong = |what: String| ExportError(format!("{}: {what}", path.display()));
         let mut all = Self { tokcases: Vec::new(), refs: Vec::new(), files: BTreeMap::new(), sources: Vec::new() };
         for case in index.get("tokenizer").and_then(Value::as_array).unwrap_or(&Vec::new()) {
-            let case = tokcase(case).ok_or_else(|| wrong(format!("tokenizer case {case}; expected `text` and `ids`")))?;
+            let case =
+                tokcase(case).ok_or_else(|| wrong(format!("tokenizer case {case}; expected `text` and `ids`")))?;
             all.tokcases.push(case);
         }
-        let cases = index.get("cases").and_then(Value::as_array).ok_or_else(|| wrong("no list of `cases`".to_owned()))?;
+        let cases =
+            index.get("cases").and_then(Value::as_array).ok_or_else(|| wrong("no list of `cases`".to_owned()))?;
         for case in cases {
             let (record, file, images) = reference(case).map_err(&wrong)?;
             if record.images > 0 && !vision {

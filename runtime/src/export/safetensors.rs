@@ -74,20 +74,20 @@ impl Source {
                 for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
                     *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 }
-            },
+            }
             Element::Bf16 => {
                 for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
                     *value = half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
                 }
-            },
+            }
             Element::F16 => {
                 for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
                     *value = half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
                 }
-            },
+            }
             Element::I32 | Element::U8 => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "integers where floats were expected"));
-            },
+            }
         }
         Ok(())
     }
@@ -139,7 +139,10 @@ impl Tensors {
         for (tensor, file) in map {
             let file = file.as_str().unwrap_or("");
             if file.is_empty() || file.contains(['/', '\\']) || file == ".." {
-                return Err(ExportError(format!("{}: `{tensor}` is in `{file}`; expected a file name", index.display())));
+                return Err(ExportError(format!(
+                    "{}: `{tensor}` is in `{file}`; expected a file name",
+                    index.display()
+                )));
             }
             shards.entry(file).or_default().push(tensor);
         }
@@ -172,7 +175,8 @@ impl Tensors {
         }
         let length = u64::from_le_bytes(length);
         let start = length.checked_add(8).filter(|start| *start <= meta.len() && length <= LONGEST_HEADER);
-        let start = start.ok_or_else(|| wrong(format!("a header of {length} bytes; not a safetensors file, or cut short")))?;
+        let start =
+            start.ok_or_else(|| wrong(format!("a header of {length} bytes; not a safetensors file, or cut short")))?;
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header).map_err(|error| wrong(format!("cannot read the header: {error}")))?;
         let header: Value = serde_json::from_slice(&header).map_err(|error| wrong(format!("bad header: {error}")))?;
@@ -180,7 +184,8 @@ impl Tensors {
         let file = Arc::new((path.to_owned(), file));
         let mut sources = BTreeMap::new();
         for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-            let source = source(name, entry, &file, start, meta.len()).map_err(|what| wrong(format!("tensor `{name}`: {what}")))?;
+            let source = source(name, entry, &file, start, meta.len())
+                .map_err(|what| wrong(format!("tensor `{name}`: {what}")))?;
             // A type that no weight of the model has is passed over until somebody asks for the tensor.
             sources.extend(source.map(|source| (name.clone(), source)));
         }
@@ -222,7 +227,8 @@ fn source(
         entry.get(key)?.as_array()?.iter().map(|value| value.as_u64().filter(|value| *value < 1 << 48)).collect()
     };
     let shape = numbers("shape").ok_or("no `shape` of whole numbers")?;
-    let offsets = numbers("data_offsets").filter(|offsets| offsets.len() == 2).ok_or("no `data_offsets` of two numbers")?;
+    let offsets =
+        numbers("data_offsets").filter(|offsets| offsets.len() == 2).ok_or("no `data_offsets` of two numbers")?;
     let shape: Vec<usize> = shape.into_iter().map(|dim| dim as usize).collect();
     let bytes = shape.iter().try_fold(element.size(), |product, dim| product.checked_mul(*dim));
     if bytes.map(|bytes| bytes as u64) != offsets[1].checked_sub(offsets[0]) {

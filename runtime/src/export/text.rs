@@ -83,7 +83,7 @@ impl<'a> Builder<'a> {
                 let out = source("linear_attn.out_proj.weight", &[d, text.value_width()])?;
                 jobs.push(packed("in", "lin", stacked(vec![qkv, z], d, 0))?);
                 jobs.push(packed("o", "o", stacked(vec![out], text.value_width(), 0))?);
-            },
+            }
             LayerKind::Attention => {
                 let kv = text.kv_heads * text.head_dim;
                 let q = source("self_attn.q_proj.weight", &[2 * text.heads * text.head_dim, d])?;
@@ -92,7 +92,7 @@ impl<'a> Builder<'a> {
                 let out = source("self_attn.o_proj.weight", &[d, text.heads * text.head_dim])?;
                 jobs.push(packed("in", "att", stacked(vec![q, k, v], d, 0))?);
                 jobs.push(packed("o", "o", stacked(vec![out], text.heads * text.head_dim, 0))?);
-            },
+            }
         }
         let gate = source("mlp.gate_proj.weight", &[i, d])?;
         let up = source("mlp.up_proj.weight", &[i, d])?;
@@ -113,7 +113,7 @@ impl<'a> Builder<'a> {
                 jobs.push(plain(host("q_norm"), source("self_attn.q_norm.weight", &[text.head_dim])?));
                 jobs.push(plain(host("k_norm"), source("self_attn.k_norm.weight", &[text.head_dim])?));
                 Ok(())
-            },
+            }
         }
     }
 

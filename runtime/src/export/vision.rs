@@ -29,7 +29,9 @@ pub(super) fn jobs<'a>(
     let prefix = ["model.visual.", "visual."];
     let prefix = prefix.into_iter().find(|prefix| tensors.has(&format!("{prefix}patch_embed.proj.weight")));
     let prefix = prefix.ok_or_else(|| {
-        ExportError("the checkpoint has no tensor `visual.patch_embed.proj.weight`; export with `--vision none`".to_owned())
+        ExportError(
+            "the checkpoint has no tensor `visual.patch_embed.proj.weight`; export with `--vision none`".to_owned(),
+        )
     })?;
     let builder = Builder { manifest, vision, tensors, prefix };
     let (d, i) = (vision.hidden, vision.intermediate);
@@ -105,7 +107,7 @@ impl Linear<'_> {
                     Ok(found) => *factor = found,
                     Err(error) => {
                         first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                    },
+                    }
                 }
             }
         });
