@@ -405,3 +405,76 @@ pub(crate) fn dup_user(fd: RawFd) -> Result<OwnedFd, Errno> {
 pub(crate) fn give_fd(fd: OwnedFd) -> RawFd {
     std::os::fd::IntoRawFd::into_raw_fd(fd)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{LINE, Memory};
+
+    /// Plays the device.
+    fn device_write(memory: &Memory, offset: usize, byte: u8) {
+        let ptr = memory.device(offset, 1).unwrap();
+        // SAFETY: one byte in bounds, and nobody else is there.
+        unsafe { ptr.write(byte) };
+    }
+
+    fn device_read(memory: &Memory, offset: usize) -> u8 {
+        // SAFETY: as above.
+        unsafe { memory.device(offset, 1).unwrap().read() }
+    }
+
+    fn cpu_read(memory: &Memory, offset: usize) -> u8 {
+        let mut byte = [0];
+        memory.read(offset, &mut byte);
+        byte[0]
+    }
+
+    #[test]
+    fn a_flush_carries_a_line_the_way_it_changed() {
+        let memory = Memory::new(4096, None, false).unwrap();
+        memory.flush(0, 4096);
+        memory.write(0, &[1]);
+        assert_eq!(device_read(&memory, 0), 0, "not flushed");
+        memory.flush(0, 1);
+        assert_eq!(device_read(&memory, 0), 1);
+        device_write(&memory, 2, 9);
+        assert_eq!(cpu_read(&memory, 2), 0, "stale");
+        memory.flush(5, 1);
+        assert_eq!((cpu_read(&memory, 0), cpu_read(&memory, 2)), (1, 9));
+        device_write(&memory, LINE, 7);
+        memory.write(LINE + 8, &[3]);
+        memory.flush(LINE, 1);
+        assert_eq!((device_read(&memory, LINE), cpu_read(&memory, LINE)), (0, 0), "a dirty line wins whole");
+        assert_eq!(device_read(&memory, LINE + 8), 3);
+    }
+
+    #[test]
+    fn the_zeroes_of_a_new_buffer_are_dirty() {
+        let memory = Memory::new(4096, None, false).unwrap();
+        device_write(&memory, 0, 5);
+        memory.flush(0, 64);
+        assert_eq!((cpu_read(&memory, 0), device_read(&memory, 0)), (0, 0), "the result is lost");
+        device_write(&memory, 0, 6);
+        memory.flush(0, 64);
+        assert_eq!(cpu_read(&memory, 0), 6);
+    }
+
+    #[test]
+    fn one_copy_needs_no_flush() {
+        let memory = Memory::new(4096, None, true).unwrap();
+        device_write(&memory, 17, 5);
+        assert_eq!(cpu_read(&memory, 17), 5);
+    }
+
+    #[test]
+    fn accesses_past_the_end_do_nothing() {
+        let memory = Memory::new(4096, None, false).unwrap();
+        memory.write(4090, &[1; 20]);
+        let mut bytes = [9; 10];
+        memory.read(4092, &mut bytes);
+        assert_eq!(bytes, [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]);
+        memory.read(1 << 40, &mut bytes);
+        memory.flush(1 << 40, 64);
+        memory.flush(4000, usize::MAX);
+        assert!(memory.device(4096, 1).is_none() && memory.device(usize::MAX, 2).is_none());
+    }
+}

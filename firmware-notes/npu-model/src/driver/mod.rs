@@ -17,8 +17,6 @@ mod prime;
 mod ranges;
 mod space;
 mod syncobj;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;
