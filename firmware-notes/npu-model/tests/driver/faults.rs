@@ -83,7 +83,11 @@ const HEALTH: [u32; 8] = [1, 0, u32::MAX, 0, 0, 0, 0, 0];
 
 #[test]
 fn a_hang_ends_in_a_timeout_and_takes_the_queue_along() {
-    let model = model(|config| config.faults.hang_command = Some(1));
+    // A timer long enough for the other two to be queued before it fires, however busy the machine.
+    let model = model(|config| {
+        config.faults.hang_command = Some(1);
+        config.tdr_ms = 2000;
+    });
     let ready = client(&model).ready();
     let packets = [(); 4].map(|()| ready.good());
     for packet in packets {

@@ -80,7 +80,7 @@ fn set_state(node: &Node) {
 
 fn client_names(node: &Node) {
     let client = node.open();
-    let mut set = |name: &[u8]| {
+    let set = |name: &[u8]| {
         let mut a = drm::SetClientName { name_len: name.len() as u64, name: name.as_ptr().addr() as u64 };
         client.call(request::SET_CLIENT_NAME, &mut a)
     };

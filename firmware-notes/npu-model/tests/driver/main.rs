@@ -2,6 +2,8 @@
 //!
 //! Cases that need a fault shown, or a limit set, are in `faults.rs` and name the model.
 
+#![allow(unreachable_pub, missing_debug_implementations, clippy::unwrap_used, reason = "the modules of one test")]
+
 mod buffers;
 mod commands;
 mod contexts;

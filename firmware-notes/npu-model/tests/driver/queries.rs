@@ -147,12 +147,16 @@ fn usage(node: &Node) {
     client.share(8192);
     client.create_bo(4, 4096).unwrap();
     client.dev(4096).unwrap();
-    let mut usage = query::BoUsage { pid: i64::from(std::process::id()), ..Zeroable::zeroed() };
-    let at = std::ptr::from_mut(&mut usage).addr() as u64;
-    assert_eq!(array(&client, 6, 32, 2, at).unwrap_err(), Errno::INVAL);
-    array(&client, 6, 32, 1, at).unwrap();
+    let pid = i64::from(std::process::id());
+    let ask = |pid, num_element| {
+        let mut usage = query::BoUsage { pid, ..Zeroable::zeroed() };
+        let at = std::ptr::from_mut(&mut usage).addr() as u64;
+        array(&client, 6, 32, num_element, at).map(|_| usage)
+    };
+    assert_eq!(ask(pid, 2).unwrap_err(), Errno::INVAL);
+    assert_eq!(ask(0, 1).unwrap_err(), Errno::INVAL);
+    let usage = ask(pid, 1).unwrap();
     let heap = 64 << 20;
     assert_eq!((usage.total_usage, usage.internal_usage, usage.heap_usage), (heap + 12288, heap + 4096, 4096));
-    usage.pid = 0;
-    assert_eq!(array(&client, 6, 32, 1, at).unwrap_err(), Errno::INVAL);
+    assert_eq!(ask(1, 1).unwrap().total_usage, 0, "another process has none");
 }
