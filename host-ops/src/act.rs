@@ -1,6 +1,6 @@
 //! Activations, elementwise over slices.
 
-use crate::simd::{self, Lanes, kernel, map, zip};
+use crate::simd::{self, kernel, map, zip};
 
 /// `1 / (1 + e^-x)`.
 pub fn sigmoid(x: f32) -> f32 {
@@ -36,14 +36,14 @@ pub fn gelu_erf(x: f32) -> f32 {
 kernel! {
     /// [`sigmoid`] over a slice.
     pub fn sigmoid_in_place<V>(x: &mut [f32]) {
-        map::<V>(x, simd::sigmoid);
+        map::<V>(x, |x| simd::sigmoid(x));
     }
 }
 
 kernel! {
     /// [`silu`] over a slice.
     pub fn silu_in_place<V>(x: &mut [f32]) {
-        map::<V>(x, simd::silu);
+        map::<V>(x, |x| simd::silu(x));
     }
 }
 
@@ -67,11 +67,6 @@ pub fn gelu_erf_in_place(x: &mut [f32]) {
     }
 }
 
-#[inline(always)]
-fn gated<V: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    zip::<V>(gate, up, out, |g, u| simd::silu(g).mul(u));
-}
-
 kernel! {
     /// `out = silu(gate) * up`.
     ///
@@ -79,7 +74,7 @@ kernel! {
     /// If the lengths differ.
     pub fn swiglu<V>(gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(gate.len() == out.len() && up.len() == out.len());
-        gated::<V>(gate, up, out);
+        zip::<V>(gate, up, out, |g, u| simd::silu(g).mul(u));
     }
 }
 
@@ -92,7 +87,7 @@ kernel! {
     pub fn swiglu_paired<V>(x: &[f32], out: &mut [f32]) {
         assert!(x.len() == 2 * out.len() && out.len().is_multiple_of(32));
         for (x, out) in x.as_chunks::<64>().0.iter().zip(out.as_chunks_mut::<32>().0) {
-            gated::<V>(&x[..32], &x[32..], out);
+            zip::<V>(&x[..32], &x[32..], out, |g, u| simd::silu(g).mul(u));
         }
     }
 }

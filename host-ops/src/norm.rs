@@ -1,10 +1,20 @@
 //! Normalisations over the last axis. Sums run in a fixed lane order over the width.
 
-use crate::simd::{self, Lanes, dot_lanes, kernel, map, reduce, zip, zip_in_place};
+use crate::simd::{self, Lanes, dot_lanes, kernel, map, zip, zip_in_place};
 
 #[inline(always)]
 fn inverse_rms<V: Lanes>(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot_lanes::<V>(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+#[inline(always)]
+fn sum<V: Lanes>(x: &[f32]) -> f32 {
+    let (full, rest) = x.as_chunks();
+    let mut acc: V = simd::load_padded(rest);
+    for x in full {
+        acc = acc.add(V::load(x));
+    }
+    acc.sum()
 }
 
 kernel! {
@@ -61,7 +71,7 @@ kernel! {
         assert!(x.len() == out.len() && w.len() == b.len() && x.len().is_multiple_of(w.len()));
         let width = w.len();
         for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-            let mean = reduce::<V>(x, x, |acc, x, _| acc.add(x)) / width as f32;
+            let mean = sum::<V>(x) / width as f32;
             for (o, &x) in out.iter_mut().zip(x) {
                 *o = x - mean;
             }

@@ -203,27 +203,36 @@ pub(crate) fn plain<R>(f: impl FnOnce() -> R) -> R {
     r
 }
 
-/// Defines a function whose body, generic over `V: Lanes`, is compiled for [`Plain`] and for `Avx` with AVX2 and FMA,
-/// and chosen at run time.
+/// Defines a function whose body is compiled twice, with `V` as [`Plain`] and as `Avx` with AVX2 and FMA, and chosen at
+/// run time.
+///
+/// Everything the body calls with a `V` has to be `#[inline(always)]` or a closure written in the body (closures take
+/// over the features of the function around them): a vector that crosses into code without AVX goes through memory,
+/// and each operation there is a call.
 macro_rules! kernel {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$v:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments, clippy::allow_attributes)]
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
-            #[inline(always)]
-            #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters, clippy::allow_attributes)]
-            fn body<$v: $crate::simd::Lanes>($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
             if $crate::simd::wide() {
                 #[target_feature(enable = "avx2,fma")]
                 #[allow(clippy::too_many_arguments, clippy::allow_attributes)]
                 fn avx($($arg: $ty),*) $(-> $ret)? {
-                    body::<$crate::simd::Avx>($($arg),*)
+                    #[allow(unused_imports, clippy::allow_attributes)]
+                    use $crate::simd::Lanes as _;
+                    #[allow(dead_code, clippy::allow_attributes)]
+                    type $v = $crate::simd::Avx;
+                    $body
                 }
                 // SAFETY: `avx` needs AVX2 and FMA, and `wide` found both.
                 return unsafe { avx($($arg),*) };
             }
-            body::<$crate::simd::Plain>($($arg),*)
+            #[allow(unused_imports, clippy::allow_attributes)]
+            use $crate::simd::Lanes as _;
+            #[allow(dead_code, clippy::allow_attributes)]
+            type $v = $crate::simd::Plain;
+            $body
         }
     };
 }
@@ -316,31 +325,26 @@ pub(crate) fn zip_in_place<V: Lanes>(x: &mut [f32], b: &[f32], f: impl Fn(V, V) 
     }
 }
 
-/// Sum of `f(a[i], b[i])` added by `f(acc, a, b)`: four vectors take turns, then lanes.
+/// `sum a[i] b[i]`: four vectors take turns, then their lanes are added.
 #[inline(always)]
-pub(crate) fn reduce<V: Lanes>(a: &[f32], b: &[f32], f: impl Fn(V, V, V) -> V) -> f32 {
+pub(crate) fn dot_lanes<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     let mut acc = [V::splat(0.0); 4];
     let (a4, a) = a.as_chunks::<{ 4 * LANES }>();
     let (b4, b) = b.as_chunks::<{ 4 * LANES }>();
     for (a, b) in a4.iter().zip(b4) {
         let (a, b) = (a.as_chunks::<LANES>().0, b.as_chunks::<LANES>().0);
         for i in 0..4 {
-            acc[i] = f(acc[i], V::load(&a[i]), V::load(&b[i]));
+            acc[i] = V::load(&a[i]).fma(V::load(&b[i]), acc[i]);
         }
     }
     let ((a1, a), (b1, b)) = (a.as_chunks(), b.as_chunks());
     for (i, (a, b)) in a1.iter().zip(b1).enumerate() {
-        acc[i] = f(acc[i], V::load(a), V::load(b));
+        acc[i] = V::load(a).fma(V::load(b), acc[i]);
     }
     if !a.is_empty() {
-        acc[3] = f(acc[3], load_padded(a), load_padded(b));
+        acc[3] = load_padded::<V>(a).fma(load_padded(b), acc[3]);
     }
     acc[0].add(acc[1]).add(acc[2].add(acc[3])).sum()
-}
-
-#[inline(always)]
-pub(crate) fn dot_lanes<V: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    reduce::<V>(a, b, |acc, a, b| a.fma(b, acc))
 }
 
 kernel! {
@@ -354,7 +358,7 @@ kernel! {
     /// `x[i] = e^x[i]`.
     #[cfg(test)]
     pub(crate) fn exp_in_place<V>(x: &mut [f32]) {
-        map::<V>(x, exp);
+        map::<V>(x, |x| exp(x));
     }
 }
 

@@ -89,17 +89,23 @@ fn score<V: Lanes, const R: usize, const W: usize>(
     keys: &[f32],
     scores: &mut [[f32; BLOCK]],
 ) {
-    let q: [&[f32]; R] = std::array::from_fn(|r| &q[offsets[r]..][..head_dim]);
+    let mut queries: [&[f32]; R] = [&[]; R];
+    for r in 0..R {
+        queries[r] = &q[offsets[r]..][..head_dim];
+    }
     let keys = &keys.as_chunks::<BLOCK>().0[..head_dim];
     for part in 0..BLOCK / (W * LANES) {
         let mut sums = [[V::splat(0.0); W]; R];
         for (d, keys) in keys.iter().enumerate() {
             let keys = &keys.as_chunks::<LANES>().0[part * W..][..W];
-            let keys: [V; W] = std::array::from_fn(|w| V::load(&keys[w]));
+            let mut part = [V::splat(0.0); W];
+            for w in 0..W {
+                part[w] = V::load(&keys[w]);
+            }
             for r in 0..R {
-                let q = V::splat(q[r][d]);
+                let q = V::splat(queries[r][d]);
                 for w in 0..W {
-                    sums[r][w] = keys[w].fma(q, sums[r][w]);
+                    sums[r][w] = part[w].fma(q, sums[r][w]);
                 }
             }
         }
@@ -173,18 +179,23 @@ fn weigh_columns<V: Lanes, const R: usize, const W: usize>(
     visible: usize,
     acc: &mut [f32],
 ) {
-    let mut sums: [[V; W]; R] = std::array::from_fn(|r| {
+    let mut sums = [[V::splat(0.0); W]; R];
+    for r in 0..R {
         let at = acc[offsets[r] + d..].as_chunks::<LANES>().0;
-        std::array::from_fn(|w| V::load(&at[w]))
-    });
-    let scores: [&[f32; BLOCK]; R] = std::array::from_fn(|r| &scores[r]);
+        for w in 0..W {
+            sums[r][w] = V::load(&at[w]);
+        }
+    }
     for (j, values) in values.chunks_exact(head_dim).enumerate().take(visible.min(BLOCK)) {
         let values = values[d..d + W * LANES].as_chunks::<LANES>().0;
-        let values: [V; W] = std::array::from_fn(|w| V::load(&values[w]));
+        let mut part = [V::splat(0.0); W];
+        for w in 0..W {
+            part[w] = V::load(&values[w]);
+        }
         for r in 0..R {
             let weight = V::splat(scores[r][j]);
             for w in 0..W {
-                sums[r][w] = values[w].fma(weight, sums[r][w]);
+                sums[r][w] = part[w].fma(weight, sums[r][w]);
             }
         }
     }

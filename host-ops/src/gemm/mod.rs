@@ -14,6 +14,7 @@ pub(crate) mod block;
 
 use crate::pack::Format;
 use crate::simd::{Lanes, kernel};
+use block::Blocks as _;
 
 /// Columns of B that [`gemm`] works on at a time: one column block of the stream.
 pub const BLOCK_COLUMNS: usize = 64;
@@ -92,8 +93,8 @@ pub fn unpack_block(format: Format, packed: &[u8], k: usize, panels: &mut [f32])
 kernel! {
     fn unpack_kernel<V>(format: Format, packed: &[u8], k: usize, panels: &mut [f32]) {
         match format {
-            Format::Bfp16 => unpack::<V, 72>(packed, k, panels, V::bfp16_atom),
-            Format::F32 => unpack::<V, 256>(packed, k, panels, V::f32_atom),
+            Format::Bfp16 => unpack::<V, 72>(packed, k, panels, |atom| V::bfp16_atom(atom)),
+            Format::F32 => unpack::<V, 256>(packed, k, panels, |atom| V::f32_atom(atom)),
         }
     }
 }
@@ -180,8 +181,8 @@ pub fn gemv_block(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_
 kernel! {
     fn gemv_block_kernel<V>(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_COLUMNS]) {
         match format {
-            Format::Bfp16 => stream_block::<V, 72>(packed, x, y, V::bfp16_atom),
-            Format::F32 => stream_block::<V, 256>(packed, x, y, V::f32_atom),
+            Format::Bfp16 => stream_block::<V, 72>(packed, x, y, |atom| V::bfp16_atom(atom)),
+            Format::F32 => stream_block::<V, 256>(packed, x, y, |atom| V::f32_atom(atom)),
         }
     }
 }
@@ -220,8 +221,8 @@ pub fn gemv_rows(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
 kernel! {
     fn gemv_rows_kernel<V>(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
         match format {
-            Format::Bfp16 => row_groups::<V, 72>(packed, x, y, V::bfp16_atom),
-            Format::F32 => row_groups::<V, 256>(packed, x, y, V::f32_atom),
+            Format::Bfp16 => row_groups::<V, 72>(packed, x, y, |atom| V::bfp16_atom(atom)),
+            Format::F32 => row_groups::<V, 256>(packed, x, y, |atom| V::f32_atom(atom)),
         }
     }
 }
