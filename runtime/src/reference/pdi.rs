@@ -71,7 +71,7 @@ pub(super) fn pdi(kind: Kind) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// Whether a device image is one of ours, which the software NPU runs and the array does not.
+/// Whether a PDI is a reference kernel's, of any version: one that the software NPU runs and real cores do not.
 #[must_use]
 pub fn is_reference(pdi: &[u8]) -> bool {
     pdi.windows(MARKER.len()).any(|part| part == MARKER)
