@@ -282,6 +282,7 @@ fn dev_needs_mapping(node: &Node) {
     let client = node.open();
     let heap = client.create_bo(2, HEAP_CHUNK).unwrap();
     assert_eq!(client.dev(4096), Err(Errno::AGAIN));
+    assert_eq!(client.create_hwctx(), Err(Errno::AGAIN), "for its hidden buffers");
     let map = client.map(heap, HEAP_CHUNK as usize);
     let dev = client.dev(4096).unwrap();
     assert_eq!(client.info(dev).unwrap().vaddr, map.addr());

@@ -250,9 +250,9 @@ fn chain_length(node: &Node) {
     let ready = node.open().ready();
     let packet = ready.good();
     // 112 bytes a slot; 68 in the older layout, where 60 would fit.
-    let chain = ready.client.packet(&chain_words(&vec![packet.handle; 36]));
+    let chain = ready.client.packet(&chain_words(&[packet.handle; 36]));
     assert_eq!(ready.run(chain), COMPLETED);
-    chain.map.set_words(&chain_words(&vec![packet.handle; 61]));
+    chain.map.set_words(&chain_words(&[packet.handle; 61]));
     assert_eq!(ready.run(chain), NEW);
     ready.client.unmap(chain.map);
     ready.client.unmap(packet.map);

@@ -420,3 +420,24 @@ fn a_carveout_is_small_and_not_flushed_by_ioctl() {
     assert_eq!(client.call(request::SYNC_BO, &mut sync), Err(Errno::OPNOTSUPP));
     assert_eq!(client.create_bo(1, 0), Err(Errno::INVAL));
 }
+
+#[test]
+fn a_busy_context_hides_anothers_hang() {
+    use std::time::{Duration, Instant};
+    // A timer so long that the busy context's thread gets its turn within it on any machine.
+    let model = model(|config| {
+        config.faults.hang_command = Some(0);
+        config.tdr_ms = 1000;
+    });
+    let (hanging, busy) = (client(&model).ready(), client(&model).ready());
+    let hung = hanging.good();
+    exec(&hanging, hung);
+    let packet = busy.good();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(1500) {
+        assert_eq!(busy.run(packet), COMPLETED);
+        assert_eq!(hung.state(), NEW, "one and a half timeouts, and the driver sees a device at work");
+    }
+    hanging.client.wait(hanging.syncobj, 0);
+    assert_eq!(hung.state(), TIMEOUT);
+}
