@@ -83,7 +83,7 @@ fn outcomes_of_a_hang_and_of_an_error() {
     let faults = Faults { hang_command: Some(0), fail_command: Some(1), ..Faults::default() };
     let model = Model::new(Config { threads: 1, tdr_ms: 30, faults, ..Config::default() });
     let bench = bench(&model);
-    let mut outcome = || {
+    let outcome = || {
         let mut command = Command::with_packet(&bench.device, &bench.kernel()).unwrap();
         bench.context.submit(&mut command, &[]).unwrap();
         command.wait(Deadline::NEVER).unwrap()

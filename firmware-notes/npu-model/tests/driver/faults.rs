@@ -432,6 +432,9 @@ fn a_busy_context_hides_anothers_hang() {
     let (hanging, busy) = (client(&model).ready(), client(&model).ready());
     let hung = hanging.good();
     exec(&hanging, hung);
+    while model.counts().commands == 0 {
+        std::thread::yield_now();
+    }
     let packet = busy.good();
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(1500) {
