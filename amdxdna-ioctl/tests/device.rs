@@ -1,4 +1,6 @@
 //! What the typed layer asks of the driver, in which order, and what it makes of refusals.
+// Helpers of tests are tests.
+#![allow(clippy::unwrap_used)]
 
 mod fake;
 

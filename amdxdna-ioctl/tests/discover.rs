@@ -1,4 +1,6 @@
 //! Finding the NPU, or the reason why there is none, on trees of files that look like sysfs.
+// Helpers of tests are tests.
+#![allow(clippy::unwrap_used)]
 
 mod fake;
 

@@ -1,5 +1,6 @@
 //! The one door for developers: `cargo xtask check | abi | synth-bundle`.
 
+mod abi;
 mod check;
 
 use std::ffi::OsString;
@@ -10,6 +11,7 @@ cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
                      fmt clippy docs tests notes hygiene readme
+  abi [--header H]   the crate's ABI tables against the kernel's header, where a C compiler finds it
   help               this text
 ";
 
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
     let command = arguments.next().unwrap_or_else(|| OsString::from("help"));
     let rest: Vec<OsString> = arguments.collect();
     let result = match command.to_string_lossy().as_ref() {
+        "abi" => abi::run(&rest),
         "check" => check::run(&rest),
         "help" | "--help" | "-h" => {
             print(HELP);
