@@ -4,6 +4,11 @@ use std::collections::BTreeMap;
 
 use amdxdna_ioctl::Errno;
 
+/// Context slots of the firmware of NPU4 to NPU6.
+pub(crate) const SLOTS: usize = 16;
+/// The driver's default `tdr_timeout_ms`.
+pub(crate) const TDR_MS: u64 = 2000;
+
 /// The part that the model stands for. All three have 8 columns of 6 rows and 16 context slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Npu {
@@ -105,9 +110,9 @@ impl Default for Config {
             npu: Npu::Npu4,
             driver: DriverVersion::L7_3_4,
             protocol: (6, 18),
-            slots: 16,
+            slots: SLOTS,
             mode: AddressMode::Sva,
-            tdr_ms: 2000,
+            tdr_ms: TDR_MS,
             destroy_wait_ms: 2000,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             coherent: true,

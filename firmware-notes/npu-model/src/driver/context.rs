@@ -24,11 +24,11 @@ const OPC_PER_COLUMN: u64 = 4096;
 /// Highest array clock, MHz.
 pub(super) const H_CLOCK_MAX: u64 = 1800;
 /// Command buffers that the driver takes of the client's heap for a context.
-const COMMAND_BUFFERS: usize = 4;
+pub(super) const COMMAND_BUFFERS: usize = 4;
 /// Most bytes of a CONFIG_CU table.
 const CONFIG_MAX: u32 = 4096;
 /// Context ids of one client, Linux 7.3.4.
-const IDS_PER_CLIENT: u32 = 255;
+pub(super) const IDS_PER_CLIENT: u32 = 255;
 /// Context ids of the device, newer drivers.
 const IDS_PER_DEVICE: u32 = 1024;
 

@@ -18,8 +18,8 @@ use super::{Device, locked};
 use crate::config::DriverVersion;
 use crate::firmware::{Chain, ChainStatus, Feature, Reply, status};
 
-/// Bytes of the health record that a timeout leaves behind the packet's header.
-const HEALTH_WORDS: [u32; 8] = [1, 0, u32::MAX, 0, 0, 0, 0, 0];
+/// The health record that a timeout leaves behind the packet's header: version 1, of an AIE2, operation not known.
+pub(super) const HEALTH_WORDS: [u32; 8] = [1, 0, u32::MAX, 0, 0, 0, 0, 0];
 
 /// A submitted command. It holds its buffers until it is over, whatever becomes of their handles.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ mod fence;
 mod handles;
 mod hwctx;
 mod info;
+mod notes;
 mod packet;
 mod prime;
 mod ranges;
@@ -29,14 +30,13 @@ use self::bo::Bo;
 use self::fence::{Hub, Syncobj};
 use self::handles::Handles;
 use self::hwctx::Hwctx;
+pub(crate) use self::notes::TABLE as NOTES;
 use self::ranges::Ranges;
 use self::space::Space;
 use crate::config::{AddressMode, Config, Faults};
 use crate::firmware::{Firmware, protocol_accepted};
 use crate::front::PAGE;
 use crate::stats::Stats;
-
-pub(crate) use self::notes::TABLE as NOTES;
 
 /// First mmap offset that the DRM core gives out (`DRM_FILE_PAGE_OFFSET_START`).
 const FIRST_MAP_OFFSET: u64 = 1 << 32;
@@ -315,20 +315,4 @@ impl Client {
             memory.flush(offset as usize, len);
         }
     }
-}
-
-/// Numbers that the notes repeat.
-mod notes {
-    use amdxdna_ioctl::abi;
-
-    /// Name and value.
-    pub(crate) const TABLE: &[(&str, u64)] = &[
-        ("abi::HEAP_BASE", abi::HEAP_BASE),
-        ("abi::HEAP_CHUNK", abi::HEAP_CHUNK),
-        ("abi::HEAP_MAX", abi::HEAP_MAX),
-        ("abi::DEV_ALIGN", abi::DEV_ALIGN),
-        ("abi::MAX_COMMANDS", abi::MAX_COMMANDS as u64),
-        ("abi::MAX_ARG_COUNT", abi::MAX_ARG_COUNT as u64),
-        ("abi::MAX_NUM_CUS", abi::MAX_NUM_CUS as u64),
-    ];
 }

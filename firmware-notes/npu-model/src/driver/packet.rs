@@ -26,9 +26,9 @@ pub(super) const COMMAND_BUFFER: usize = 4096;
 /// Offset of a chain packet's `error_index`.
 pub(super) const ERROR_INDEX_AT: usize = 12;
 /// Most words of properties and arguments of a START_NPU family slot.
-const NPU_ARGS_MAX: usize = 26;
+pub(super) const NPU_ARGS_MAX: usize = 26;
 /// Most words of a START_NPU slot of the older layout.
-const DPU_ARGS_MAX: usize = 34;
+pub(super) const DPU_ARGS_MAX: usize = 34;
 
 /// Why the driver does not hand a packet on. Its client learns nothing: the fence signals, the packet stays NEW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

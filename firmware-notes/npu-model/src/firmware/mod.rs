@@ -5,7 +5,7 @@
 //! address is read from device memory here.
 
 mod run;
-mod slot;
+pub(crate) mod slot;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};

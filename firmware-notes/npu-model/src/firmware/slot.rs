@@ -3,6 +3,13 @@
 use super::run::ChainKind;
 use super::status;
 
+/// Bytes of a slot before its arguments, where the slot says what it is.
+pub(crate) const NPU_HEAD: usize = 52;
+/// The same of the older START_NPU slot.
+pub(crate) const DPU_HEAD: usize = 24;
+/// The same of the older START_CU slot.
+pub(crate) const CF_HEAD: usize = 8;
+
 /// What a command wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Command {
@@ -26,9 +33,9 @@ fn long(bytes: &[u8], at: usize) -> Result<u64, u32> {
 /// Reads the slot at the front of `bytes`: the command (none if it does nothing) and the bytes it took.
 pub(super) fn parse(kind: ChainKind, bytes: &[u8]) -> Result<(Option<Command>, usize), u32> {
     let (cu_at, count_at, args_at) = match kind {
-        ChainKind::Cf => (0, 4, 8),
-        ChainKind::Dpu => (16, 20, 24),
-        ChainKind::Npu => (44, 48, 52),
+        ChainKind::Cf => (0, 4, CF_HEAD),
+        ChainKind::Dpu => (16, 20, DPU_HEAD),
+        ChainKind::Npu => (44, 48, NPU_HEAD),
     };
     let cu = word(bytes, cu_at)?;
     let words = word(bytes, count_at)? as usize;
