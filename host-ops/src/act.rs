@@ -51,7 +51,7 @@ kernel! {
     /// [`gelu_tanh`] over a slice.
     pub fn gelu_tanh_in_place<V>(x: &mut [f32]) {
         // (1 + tanh u) / 2 is sigmoid(2u); written so it loses nothing to cancellation.
-        const TWICE: f32 = 1.595_769_1;
+        const TWICE: f32 = 1.595_769_2;
         map::<V>(x, |x| {
             let cube = x.mul(x).mul(x);
             let u2 = cube.fma(V::splat(0.044_715), x).mul(V::splat(TWICE));
@@ -125,10 +125,10 @@ mod tests {
     #[test]
     fn known_values() {
         // torch.nn.functional on float64.
-        assert!((gelu_erf(1.0) - 0.841_344_75).abs() < 1e-7);
-        assert!((gelu_tanh(1.0) - 0.841_191_99).abs() < 1e-7);
+        assert!((gelu_erf(1.0) - 0.841_344_7).abs() < 1e-7);
+        assert!((gelu_tanh(1.0) - 0.841_192).abs() < 1e-7);
         assert!((silu(1.0) - 0.731_058_6).abs() < 1e-7);
-        assert!((softplus(0.0) - 0.693_147_2).abs() < 1e-7);
+        assert!((softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
         assert_eq!(softplus(20.5), 20.5);
         assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
         assert_eq!(sigmoid(f32::INFINITY), 1.0);

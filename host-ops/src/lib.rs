@@ -16,6 +16,14 @@
 //! Lengths that do not fit a documented shape are a programming error and panic; what can come from a file or a user
 //! (image sizes, weight shapes) returns an error.
 
+//!
+//! # Unsafe
+//!
+//! In `simd` (intrinsics, and the switch to code compiled for AVX2), in the block decoders of [`gemm`] and in [`pool`]
+//! (a loop's body and its slices cross threads without `'static`).
+
+#![deny(unsafe_code)]
+
 pub mod act;
 pub mod attention;
 pub mod bf16;
@@ -25,9 +33,11 @@ pub mod gemm;
 pub mod image;
 pub mod norm;
 pub mod pack;
+#[allow(unsafe_code)]
 pub mod pool;
 pub mod rope;
 pub mod sample;
+#[allow(unsafe_code)]
 mod simd;
 #[cfg(test)]
 mod testing;

@@ -192,6 +192,7 @@ impl Pool {
     ///
     /// # Panics
     /// As [`Pool::run`].
+    #[expect(clippy::type_complexity)]
     pub fn run_chunks2<A: Send, B: Send>(
         &self,
         a: (&mut [A], usize),

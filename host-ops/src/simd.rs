@@ -212,12 +212,17 @@ pub(crate) fn plain<R>(f: impl FnOnce() -> R) -> R {
 macro_rules! kernel {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$v:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments, clippy::allow_attributes)]
+        #[allow(
+            unsafe_code,
+            clippy::too_many_arguments,
+            clippy::redundant_closure,
+            clippy::allow_attributes,
+            reason = "what fits one kernel is not there in another; a closure has the features, a function's name not"
+        )]
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             if $crate::simd::wide() {
                 #[target_feature(enable = "avx2,fma")]
-                #[allow(clippy::too_many_arguments, clippy::allow_attributes)]
                 fn avx($($arg: $ty),*) $(-> $ret)? {
                     #[allow(unused_imports, clippy::allow_attributes)]
                     use $crate::simd::Lanes as _;

@@ -1,7 +1,7 @@
 //! Gated DeltaNet: causal convolution, gates, the recurrence of the delta rule, gated norm.
 
 //!
-//! A head's state `[key_dim, value_dim]` falls into panels of [`PANEL`] value columns that never meet: a panel and one
+//! A head's state `[key_dim, value_dim]` falls into panels of 32 value columns that never meet: a panel and one
 //! token's k, v, q are all that a step of the recurrence needs. So a panel is the unit of work, it stays in the first
 //! level cache for all tokens of a call, and it is how the state is stored.
 

@@ -10,6 +10,7 @@
 //!
 //! The working unit is an *atom*: 8 columns of 8 consecutive k, eight blocks one after the other (72 bytes of bfp16).
 
+#[allow(unsafe_code)]
 pub(crate) mod block;
 
 use crate::pack::Format;
