@@ -21,6 +21,11 @@ impl VisionShape {
     pub fn width(&self) -> usize {
         self.heads * self.head_dim
     }
+
+    /// Whether [`vision_forward`] can run it.
+    pub fn is_valid(&self) -> bool {
+        self.heads > 0 && self.head_dim > 0 && self.head_dim.is_multiple_of(LANES)
+    }
 }
 
 /// Memory for the steps in between, kept from call to call.
@@ -41,7 +46,7 @@ pub struct Scratch {
 /// * `out`: `[n, heads * head_dim]`
 ///
 /// # Panics
-/// If the lengths do not fit or the head's width is no multiple of 8.
+/// If the lengths do not fit or the shape is not [valid](VisionShape::is_valid).
 pub fn vision_forward(
     pool: &Pool,
     shape: &VisionShape,
@@ -51,7 +56,7 @@ pub fn vision_forward(
     scratch: &mut Scratch,
 ) {
     let (width, hd) = (shape.width(), shape.head_dim);
-    assert!(hd > 0 && hd.is_multiple_of(LANES), "{shape:?}");
+    assert!(shape.is_valid(), "{shape:?}");
     let n = out.len() / width;
     assert_eq!([qkv.len(), out.len(), rope.rows()], [3 * n * width, n * width, n], "{n} patches");
     assert_eq!(2 * rope.half(), hd, "RoPE over the whole head");

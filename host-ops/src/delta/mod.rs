@@ -52,6 +52,12 @@ impl Shape {
         self.channels() + self.value_width()
     }
 
+    /// Whether [`forward`] can run it.
+    pub fn is_valid(&self) -> bool {
+        let Shape { key_heads, value_heads, key_dim, value_dim, conv_kernel, .. } = *self;
+        ![key_heads, value_heads, key_dim, value_dim, conv_kernel].contains(&0) && value_heads.is_multiple_of(key_heads)
+    }
+
     /// Panels of a head.
     fn panels(&self) -> usize {
         self.value_dim.div_ceil(PANEL)
@@ -147,7 +153,7 @@ const PIECE: usize = 256;
 /// * `out`: `[n, value_width]`
 ///
 /// # Panics
-/// If the lengths do not fit, or the state is of another shape.
+/// If the lengths do not fit, the state is of another shape, or the shape is not [valid](Shape::is_valid).
 #[expect(clippy::too_many_arguments)]
 pub fn forward(
     pool: &Pool,
@@ -159,10 +165,10 @@ pub fn forward(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
+    assert!(shape.is_valid(), "{shape:?}");
     let width = weights.ba.len() / (2 * shape.value_heads);
     let (input, channels, value) = (shape.input_width(), shape.channels(), shape.value_width());
     let n = projected.len() / input;
-    assert!(shape.key_heads > 0 && shape.value_heads.is_multiple_of(shape.key_heads), "{shape:?}");
     assert_eq!(state.shape, *shape, "the state is another layer's");
     assert_eq!(weights.ba.len(), 2 * shape.value_heads * width, "ba");
     assert_eq!(weights.conv.len(), channels * shape.conv_kernel, "conv");

@@ -150,6 +150,28 @@ fn a_snapshot_and_a_reset_start_over() {
     assert_eq!(state.bytes(), 4 * (3 * SHAPE.channels() + 4 * 2 * 24 * 32));
 }
 
+#[test]
+fn shapes_that_cannot_run_are_told() {
+    assert!(SHAPE.is_valid());
+    assert!(!Shape { key_heads: 3, ..SHAPE }.is_valid());
+    assert!(!Shape { key_heads: 0, ..SHAPE }.is_valid());
+    assert!(!Shape { conv_kernel: 0, ..SHAPE }.is_valid());
+}
+
+#[test]
+fn a_single_tap_needs_no_state() {
+    let shape = Shape { conv_kernel: 1, ..SHAPE };
+    let (ones, zeros) = (vec![1.0; shape.channels()], vec![0.0; 2 * 4 * WIDTH]);
+    let weights = Weights { ba: &zeros, conv: &ones, a: &[-1.0; 4], dt_bias: &[0.0; 4], norm: &[1.0; 40] };
+    let case = Case::new(5);
+    let mut state = State::new(shape);
+    let mut out = vec![f32::NAN; 5 * shape.value_width()];
+    let (pool, mut scratch) = (Pool::serial(), Scratch::default());
+    forward(&pool, &shape, &weights, &mut state, &case.hidden, &case.projected, &mut out, &mut scratch);
+    assert!(state.conv().is_empty());
+    assert!(out.iter().all(|x| x.is_finite()));
+}
+
 /// Some heads of a small random model's first layer, run by transformers in f32 over `n` tokens.
 fn golden(tag: &str, shape: Shape, n: usize) -> (Vec<f32>, State) {
     let read = |part: &str| fixture_f32(&format!("{tag}.{part}.f32"));

@@ -24,6 +24,11 @@ impl Config {
         self.patch * self.merge
     }
 
+    /// Whether an image can be prepared for it: no side is 0, and the limits leave room.
+    pub fn is_valid(&self) -> bool {
+        self.patch > 0 && self.merge > 0 && self.min_pixels <= self.max_pixels
+    }
+
     /// Values of a patch.
     pub fn patch_len(&self) -> usize {
         3 * self.patch * self.patch
@@ -104,6 +109,9 @@ pub fn smart_resize(height: usize, width: usize, config: &Config) -> Result<[usi
 ///
 /// # Errors
 /// [`ImageError`].
+///
+/// # Panics
+/// If the configuration is not [valid](Config::is_valid).
 pub fn preprocess(
     pool: &Pool,
     rgb: &[u8],
@@ -111,6 +119,7 @@ pub fn preprocess(
     width: usize,
     config: &Config,
 ) -> Result<Patches, ImageError> {
+    assert!(config.is_valid(), "{config:?}");
     let to = smart_resize(height, width, config)?;
     let pixels = resize(pool, rgb, [height, width], to)?;
     let grid = to.map(|side| side / config.patch);
