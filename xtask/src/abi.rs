@@ -127,8 +127,9 @@ impl Probe<'_> {
         let text = program_text(self.header, items);
         fs::write(&source, text).map_err(|error| format!("{}: {error}", source.display()))?;
         let mut compile = Command::new(self.compiler);
-        // Headers of a kernel tree mark pointers with an annotation that exported headers have lost.
-        compile.args(["-w", "-D__user=", "-I"]).arg(directory);
+        // Headers of a kernel tree mark pointers with an annotation that exported headers have lost, and use one that an
+        // older system's <linux/stddef.h> does not define.
+        compile.args(["-w", "-D__user=", "-D__counted_by(member)=", "-I"]).arg(directory);
         if let Some(above) = directory.parent() {
             compile.arg("-I").arg(above);
         }
