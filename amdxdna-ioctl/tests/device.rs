@@ -1,5 +1,5 @@
 //! What the typed layer asks of the driver, in which order, and what it makes of refusals.
-// Helpers of tests are tests.
+// What tests share is test code too.
 #![allow(clippy::unwrap_used)]
 
 mod fake;

@@ -1,5 +1,5 @@
 //! Finding the NPU, or the reason why there is none, on trees of files that look like sysfs.
-// Helpers of tests are tests.
+// What tests share is test code too.
 #![allow(clippy::unwrap_used)]
 
 mod fake;

@@ -93,7 +93,7 @@ pub fn gem_close(door: &dyn Door, handle: u32) -> Result<(), IoctlError> {
 /// PRIME_HANDLE_TO_FD: a BO as a dma-buf, mappable and close-on-exec.
 ///
 /// * Since: always.
-/// * Errors: `ENOENT`: no such handle. `EOPNOTSUPP`: a DEV BO, or (2026-08) a user-pointer BO.
+/// * Errors: `ENOENT`: no such handle. `EOPNOTSUPP`: a DEV BO, or (minor 16) a user-pointer BO.
 /// * Blocks: no.
 ///
 /// # Errors

@@ -97,7 +97,7 @@ pub fn sensors(door: &dyn Door) -> Result<Vec<QuerySensor>, IoctlError> {
     Ok(sensors)
 }
 
-/// Contexts on the device, of this user (2026-08) or of everyone.
+/// Contexts on the device, of this user (minor 16) or of everyone.
 ///
 /// * Since: always. Errors: as of the module. Blocks: a firmware round trip a context.
 ///
@@ -135,7 +135,7 @@ pub fn power_mode(door: &dyn Door) -> Result<Result<PowerMode, u8>, IoctlError> 
 /// Firmware telemetry of one [`telemetry_type`](crate::abi::query::telemetry_type): header, map and data in `buffer`
 /// (which has to have room for the header and one word a context slot, at least).
 ///
-/// * Since: minor 5. Errors: `EINVAL`: type, or too small. `EPERM` (2026-08): not visible. Blocks: a firmware round
+/// * Since: minor 5. Errors: `EINVAL`: type, or too small. `EPERM` (minor 16): not visible. Blocks: a firmware round
 ///   trip.
 ///
 /// # Errors

@@ -130,10 +130,9 @@ fn write<T: Pod>(argument: &mut [u8], value: &T) {
 /// Copies to an address that an argument gave.
 fn poke(address: u64, room: u64, bytes: &[u8]) {
     let len = bytes.len().min(room as usize);
+    let to = std::ptr::with_exposed_provenance_mut(address as usize);
     // SAFETY: the caller of the ioctl vouched for `room` bytes there.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut(address as usize), len)
-    };
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len) };
 }
 
 fn peek<T: Pod>(address: u64) -> T {
