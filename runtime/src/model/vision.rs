@@ -83,7 +83,10 @@ struct Projections {
 
 #[derive(Debug)]
 struct Buffers {
-    /// A of `patch`, `qkv`, `proj` and `fc1`.
+    /// A of `patch`.
+    patch_a: Buffer,
+    /// A of `qkv`, `proj` and `fc1`. Columns past the tower's width are never written: they stay zero, as the padded
+    /// rows of B want it.
     a: Buffer,
     /// C of `patch` and `proj`.
     c: Buffer,
@@ -178,9 +181,9 @@ impl Vision {
         }
         rope::Vision::new(d / params.heads, params.rope_theta).fill(patches.grid, params.merge, &mut rows.rope);
 
-        buffers.a.write_rows(pool, gemms.patch.record.lda, values, &patches.data)?;
+        buffers.patch_a.write_rows(pool, gemms.patch.record.lda, values, &patches.data)?;
         let c = std::slice::from_ref(&buffers.c);
-        dispatch(run, &mut self.patch, &gemms.patch, n, &buffers.a, c)?;
+        dispatch(run, &mut self.patch, &gemms.patch, n, &buffers.patch_a, c)?;
         gather(run, &self.patch, &gemms.patch, c, n, d, &mut rows.hidden)?;
         add_positions(&self.positions, params.pos_side, patches.grid, params.merge, &mut rows.hidden);
         for block in &mut self.blocks {
@@ -323,9 +326,10 @@ impl Buffers {
         let slices = |n: usize, gemm: &Gemm| (0..n).map(|_| buffer(gemm.c_elems())).collect::<Result<Vec<_>, _>>();
         // A view that starts at a column runs past the last row.
         let sliced = |n: usize, gemm: &Gemm| n.saturating_sub(1) * gemm.record.k + gemm.a_elems();
-        let a = [&gemms.patch, &gemms.qkv, &gemms.proj, &gemms.fc1].map(Gemm::a_elems);
+        let a = [&gemms.qkv, &gemms.proj, &gemms.fc1].map(Gemm::a_elems);
         let merger = params.merger_slices;
         Ok(Buffers {
+            patch_a: buffer(gemms.patch.a_elems())?,
             a: buffer(a.into_iter().max().unwrap_or(0))?,
             c: buffer(gemms.patch.c_elems().max(gemms.proj.c_elems()))?,
             qkv_c: buffer(gemms.qkv.c_elems())?,
@@ -359,6 +363,10 @@ fn verify(params: &VisionParams, gemms: &Projections) -> Result<(), ModelError> 
             );
             return Err(ModelError::Shape(what));
         }
+    }
+    let shared = [&gemms.proj, &gemms.fc1].iter().all(|g| g.record.lda == gemms.qkv.record.lda);
+    if !shared || gemms.m1.record.lda != gemms.m2.record.lda {
+        return Err(ModelError::Shape("v_qkv, v_proj and v_fc1, or v_m1 and v_m2, have different lda".into()));
     }
     if gemms.fc1.record.c_stride != gemms.fc2.record.lda {
         return Err(ModelError::Shape("v_fc1 writes other rows than v_fc2 reads".into()));

@@ -1,0 +1,212 @@
+//! Checkpoints with transformers' answers, through the exporter, the software NPU and back.
+//!
+//! `QWEN35_ORACLE` names a folder with `tiny-qwen35` and `tiny-qwen35-gva`, each with a `checkpoint` and a set `A` of
+//! reference runs. Without it the tests say so and pass.
+
+mod safetensors;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use npu_model::{Config, Model};
+use runtime::bundle::{Bundle, WeightFormat};
+use runtime::check::{self, Report};
+use runtime::export::{ExportOptions, export};
+use runtime::model::{Input, LayerState, Tap};
+use runtime::npu::Npu;
+use runtime::{Chat, LoadOptions, Turn};
+use safetensors::Safetensors;
+
+const MODELS: [&str; 2] = ["tiny-qwen35", "tiny-qwen35-gva"];
+
+fn oracle() -> Option<PathBuf> {
+    let path = std::env::var_os("QWEN35_ORACLE").map(PathBuf::from);
+    if path.is_none() {
+        eprintln!("skipped: QWEN35_ORACLE names no folder of reference runs");
+    }
+    path
+}
+
+/// A folder that goes with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("qwen35-oracle-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Exports a model of the oracle and loads it on a software NPU whose memory is not coherent with the CPU's caches.
+fn load(oracle: &Path, model: &str, format: WeightFormat, scratch: &Scratch) -> (Chat, Arc<Model>) {
+    let out = scratch.0.join("bundle");
+    let mut options = ExportOptions::new(oracle.join(model).join("checkpoint"), out.clone());
+    options.refs = Some(oracle.join(model).join("A"));
+    options.format = format;
+    export(&options, &mut |_| ControlFlow::Continue(())).unwrap();
+    let device = Model::new(Config { coherent: false, ..Config::default() });
+    let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
+    let options = LoadOptions { max_ctx: 1024, deadline: Duration::from_secs(600), ..LoadOptions::default() };
+    let chat = Chat::load(Bundle::open(&out).unwrap(), npu, options, &mut |_| {}).unwrap();
+    (chat, device)
+}
+
+fn checked(chat: &mut Chat, model: &str) -> Report {
+    let report = check::run(chat, &mut |_| {}).unwrap();
+    println!("{model}\n{report}");
+    assert!(report.passed(), "{report}");
+    assert_eq!(report.cases.len(), 12);
+    assert!(report.tokenizer_cases > 20);
+    for case in &report.cases {
+        assert_eq!(case.positions_equal, Some(true), "{}", case.name);
+        assert!(case.images.is_none_or(|i| i.cosine > 0.999), "{}: {:?}", case.name, case.images);
+    }
+    assert_eq!(report.cases.iter().filter(|c| c.images.is_some()).count(), 5);
+    report
+}
+
+#[test]
+fn bfp16_bundles_pass_the_references() {
+    let Some(oracle) = oracle() else { return };
+    for model in MODELS {
+        let scratch = Scratch::new(&format!("bfp16-{model}"));
+        let (mut chat, _device) = load(&oracle, model, WeightFormat::Bfp16, &scratch);
+        let report = checked(&mut chat, model);
+        assert!(report.cases.iter().all(|c| c.max_dlogit < 1.0));
+    }
+}
+
+/// With the device's arithmetic in f32 nothing is left but the order of sums.
+#[test]
+fn f32_bundles_give_the_reference_logits() {
+    let Some(oracle) = oracle() else { return };
+    for model in MODELS {
+        let scratch = Scratch::new(&format!("f32-{model}"));
+        let (mut chat, _device) = load(&oracle, model, WeightFormat::F32, &scratch);
+        let report = checked(&mut chat, model);
+        for case in &report.cases {
+            assert!(case.max_dlogit < 1e-3, "{}: {}", case.name, case.max_dlogit);
+            assert!(case.flips.iter().all(|f| f.margin < 1e-3), "{}: {:?}", case.name, case.flips);
+            assert!(case.images.is_none_or(|i| i.cosine > 0.999_999), "{}: {:?}", case.name, case.images);
+        }
+        first_logits(&mut chat, &oracle.join(model).join("A"));
+        hidden_states(&mut chat, &oracle.join(model).join("A"));
+    }
+}
+
+/// All logits of the last prompt row of a text and of an image case, not only the top k that a bundle carries.
+fn first_logits(chat: &mut Chat, folder: &Path) {
+    for name in ["long_plain", "system", "two_images"] {
+        let record = chat.model().bundle().manifest.refs.iter().find(|r| r.name == name).unwrap().clone();
+        let images: Vec<_> = (0..record.images)
+            .map(|i| {
+                let tensor = chat.model().bundle().tensor(&record.image_tensor("rgb", i)).unwrap();
+                runtime::image::Rgb { width: tensor.shape[1], height: tensor.shape[0], data: tensor.bytes.to_vec() }
+            })
+            .collect();
+        let turn = Turn {
+            system: record.system.as_deref(),
+            images: &images,
+            text: &record.prompt,
+            thinking: record.thinking,
+            max_new: 1,
+        };
+        let prompt = chat.prompt(&turn, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
+        let model = chat.model_mut();
+        model.reset();
+        let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &prompt.vision };
+        model.prefill(&input, &mut |_| ControlFlow::Continue(())).unwrap();
+        let (_, expected) = Safetensors::read(&folder.join(format!("{name}.safetensors"))).f32s("logits");
+        let difference = largest_difference(model.logits().unwrap(), &expected);
+        println!("{name}: max |dlogit| over all {} logits {difference:.2e}", expected.len());
+        assert!(difference < 1e-3, "{name}: {difference}");
+    }
+}
+
+/// Every tap of every layer, and what each layer remembers, against `short_plain.layers`.
+fn hidden_states(chat: &mut Chat, folder: &Path) {
+    let reference = Safetensors::read(&folder.join("short_plain.layers.safetensors"));
+    let record = chat.model().bundle().manifest.refs.iter().find(|r| r.name == "short_plain").unwrap().clone();
+    let turn = Turn { system: None, images: &[], text: &record.prompt, thinking: record.thinking, max_new: 1 };
+    let prompt = chat.prompt(&turn, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
+
+    let seen: Arc<Mutex<Vec<(Tap, Vec<f32>)>>> = Arc::default();
+    let sink = Arc::clone(&seen);
+    let model = chat.model_mut();
+    model.watch(Some(Box::new(move |tap, _, rows| sink.lock().unwrap().push((tap, rows.to_vec())))));
+    model.reset();
+    let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &[] };
+    model.prefill(&input, &mut |_| ControlFlow::Continue(())).unwrap();
+    model.logits().unwrap();
+    model.watch(None);
+
+    let layers = chat.model().bundle().manifest.text.layers.len();
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 2 + 6 * layers);
+    let mut worst: (f32, String) = (0.0, String::new());
+    for (tap, rows) in seen.iter() {
+        let name = match tap {
+            Tap::Embedding => "embed".to_owned(),
+            Tap::Norm1(i) => format!("layer{i}.norm1"),
+            Tap::OutputIn(i) => format!("layer{i}.o_in"),
+            Tap::Mixer(i) => format!("layer{i}.mixer"),
+            Tap::Norm2(i) => format!("layer{i}.norm2"),
+            Tap::Mlp(i) => format!("layer{i}.mlp"),
+            Tap::Output(i) => format!("layer{i}.out"),
+            Tap::FinalNorm => "final_norm".to_owned(),
+        };
+        let (_, expected) = reference.f32s(&name);
+        // The final norm is taken of the last row only.
+        let expected = if *tap == Tap::FinalNorm { &expected[expected.len() - rows.len()..] } else { &expected[..] };
+        let difference = largest_difference(rows, expected);
+        assert!(difference < 1e-3, "{name}: {difference}");
+        if difference > worst.0 {
+            worst = (difference, name);
+        }
+    }
+    println!("hidden states: at most {:.2e} off, in {}", worst.0, worst.1);
+    states(chat, &reference, layers);
+}
+
+fn states(chat: &Chat, reference: &Safetensors, layers: usize) {
+    for i in 0..layers {
+        match chat.model().layer_state(i).unwrap() {
+            LayerState::Linear(state) => {
+                let (_, recurrent) = reference.f32s(&format!("state{i}.rec"));
+                assert!(largest_difference(&state.recurrent(), &recurrent) < 1e-3, "layer {i}");
+                // The reference keeps one column more, and channels outermost.
+                let (shape, conv) = reference.f32s(&format!("state{i}.conv"));
+                let (channels, taps) = (shape[0], shape[1]);
+                let expected: Vec<f32> =
+                    (1..taps).flat_map(|t| (0..channels).map(move |c| (c, t))).map(|(c, t)| conv[c * taps + t]).collect();
+                assert!(largest_difference(state.conv(), &expected) < 1e-3, "layer {i}");
+            }
+            LayerState::Attention(cache) => {
+                let (shape, keys) = reference.f32s(&format!("state{i}.k"));
+                let (_, values) = reference.f32s(&format!("state{i}.v"));
+                let (heads, tokens, width) = (shape[0], shape[1], shape[2]);
+                assert_eq!(cache.len(), tokens);
+                for (head, token) in (0..heads).flat_map(|h| (0..tokens).map(move |t| (h, t))) {
+                    let at = (head * tokens + token) * width;
+                    assert!(largest_difference(&cache.key(token, head), &keys[at..at + width]) < 1e-3);
+                    assert!(largest_difference(cache.value(token, head), &values[at..at + width]) < 1e-3);
+                }
+            }
+        }
+    }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |most, d| if d > most || d.is_nan() { d } else { most })
+}
