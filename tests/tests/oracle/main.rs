@@ -187,8 +187,10 @@ fn states(chat: &Chat, reference: &Safetensors, layers: usize) {
                 // The reference keeps one column more, and channels outermost.
                 let (shape, conv) = reference.f32s(&format!("state{i}.conv"));
                 let (channels, taps) = (shape[0], shape[1]);
-                let expected: Vec<f32> =
-                    (1..taps).flat_map(|t| (0..channels).map(move |c| (c, t))).map(|(c, t)| conv[c * taps + t]).collect();
+                let expected: Vec<f32> = (1..taps)
+                    .flat_map(|t| (0..channels).map(move |c| (c, t)))
+                    .map(|(c, t)| conv[c * taps + t])
+                    .collect();
                 assert!(largest_difference(state.conv(), &expected) < 1e-3, "layer {i}");
             }
             LayerState::Attention(cache) => {

@@ -5,13 +5,13 @@ use std::path::Path;
 use serde_json::Value;
 
 /// A file, whole in memory.
-pub struct Safetensors {
+pub(crate) struct Safetensors {
     header: Value,
     data: Vec<u8>,
 }
 
 impl Safetensors {
-    pub fn read(path: &Path) -> Safetensors {
+    pub(crate) fn read(path: &Path) -> Safetensors {
         let mut data = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let length = u64::from_le_bytes(data[..8].try_into().unwrap()) as usize;
         let header = serde_json::from_slice(&data[8..8 + length]).unwrap();
@@ -19,12 +19,8 @@ impl Safetensors {
         Safetensors { header, data }
     }
 
-    pub fn has(&self, name: &str) -> bool {
-        self.header.get(name).is_some()
-    }
-
     /// Shape and values of an F32 tensor.
-    pub fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+    pub(crate) fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
         let entry = &self.header[name];
         assert_eq!(entry["dtype"], "F32", "{name}");
         let numbers = |key: &str| -> Vec<usize> {
