@@ -334,7 +334,7 @@ impl CaseReport {
         let flips: Vec<String> = self.flips.iter().map(|f| format!("{:.3}", f.margin)).collect();
         writeln!(
             f,
-            "{:width$}  {:>6}  {:6}  {:9}  {:7}  {cosine:8}  {:>2} of {:>2}  {:>10.4}  {:>4}  {:>8.2}  {:>7.1}  {}",
+            "{:width$}  {:>6}  {:6}  {:9}  {:7}  {cosine:8}  {:>2} of {:>2}  {:>10.5}  {:>4}  {:>8.2}  {:>7.1}  {}",
             self.name,
             self.prompt_tokens,
             word(Some(self.prompt_equal)),
