@@ -120,6 +120,8 @@ struct Gemm {
     spec: GemmSpec,
     a: Vec<u8>,
     b: Vec<u8>,
+    /// B decoded, `[n, k]`.
+    weights: Vec<f32>,
 }
 
 const UNTOUCHED: u8 = 0xA5;
@@ -136,7 +138,9 @@ impl Gemm {
             }
             b.extend(random.blocks(spec.format, spec.k * 8));
         }
-        Self { spec, a, b }
+        let GemmSpec { k, n, bias, format, .. } = spec;
+        let weights = (0..n * k).map(|i| stream_weight(format, &b, (k, bias), i % k, i / k)).collect();
+        Self { spec, a, b, weights }
     }
 
     fn columns(&self) -> usize {
@@ -154,8 +158,8 @@ impl Gemm {
     /// The accumulator of (row, stream column), bias included.
     fn accumulator(&self, row: &[f32], n: usize) -> f32 {
         let GemmSpec { k, bias, format, .. } = self.spec;
-        let w = |i| stream_weight(format, &self.b, (k, bias), i, n);
-        let sum = row.iter().enumerate().fold(0.0, |acc: f32, (i, x)| x.mul_add(w(i), acc));
+        let weights = &self.weights[n * k..(n + 1) * k];
+        let sum = row.iter().zip(weights).fold(0.0, |acc: f32, (x, w)| x.mul_add(*w, acc));
         sum + stream_bias(format, &self.b, (k, bias), n)
     }
 
@@ -193,7 +197,11 @@ impl Gemm {
                 };
                 let tolerance = if format == Format::Bfp16 { 0.004 } else { 3e-6 };
                 let error = (f64::from(got) - exact).abs();
-                assert!(error <= tolerance * exact.abs() + 1e-6, "({row}, {column}): {got}, not {exact}; {:?}", self.spec);
+                assert!(
+                    error <= tolerance * exact.abs() + 1e-6,
+                    "({row}, {column}): {got}, not {exact}; {:?}",
+                    self.spec
+                );
             }
         }
     }
@@ -336,8 +344,7 @@ fn the_golden_stream_multiplies_like_the_matrix_it_was_packed_from() {
         std::fs::read(format!("{}/../host-ops/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
     };
     let (b, bias) = (file("gemm.b.f32"), file("gemm.bias.f32"));
-    let mut gemm =
-        Gemm::new(GemmSpec { n: 128, c_stride: 128, bias: true, ..PLAIN }, &mut Random(5));
+    let mut gemm = Gemm::new(GemmSpec { n: 128, c_stride: 128, bias: true, ..PLAIN }, &mut Random(5));
     gemm.b = file("gemm.stream.u8");
     let c = gemm.run(&mut load(Kind::Gemm, 1));
     for row in [0, 77, 255] {
@@ -445,10 +452,14 @@ fn streams_that_break_the_rules_fail_with_the_rule() {
     check("31 cores", edit(&stream, |ops| drop(ops.drain(..2))), "needs all 32 cores");
     check("column 8", edit(&stream, |ops| word(&mut ops[1], 2, 8 << 25 | 0x1F0A0)), "in no tile");
     check("a memory tile", edit(&stream, |ops| word(&mut ops[1], 2, 1 << 20 | 0xC0000)), "no reference kernel has");
-    check("a longer A", edit(&stream, |ops| {
-        let at = ops.iter().rposition(|op| op[0] == 1).unwrap();
-        word(&mut ops[at], 4, 64 * 512 / 2 + 1);
-    }), "never takes 1 of the words queued on MM2S 0 of column 6");
+    check(
+        "a longer A",
+        edit(&stream, |ops| {
+            let at = ops.iter().rposition(|op| op[0] == 1).unwrap();
+            word(&mut ops[at], 4, 64 * 512 / 2 + 1);
+        }),
+        "never takes 1 of the words queued on MM2S 0 of column 6",
+    );
     let error = run(&stream, Kind::Gemm, size - 4);
     assert!(error.contains("hits no single buffer object"), "{error}");
     assert!(run(&stream, Kind::Gemv, size).contains("runtime parameters start with"));
@@ -514,7 +525,8 @@ fn containers_are_valid_and_say_which_kernel_they_hold() {
         // As a reader goes that knows fixed offsets only.
         let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
         assert_eq!((word(0x130), word(448)), (file.len(), 7));
-        let sections: Vec<_> = (0..7).map(|i| 456 + 40 * i).map(|at| (word(at), word(at + 24), word(at + 32))).collect();
+        let sections: Vec<_> =
+            (0..7).map(|i| 456 + 40 * i).map(|at| (word(at), word(at + 24), word(at + 32))).collect();
         assert_eq!(sections.iter().map(|s| s.0).collect::<Vec<_>>(), [6, 32, 2, 8, 7, 27, 26]);
         assert!(sections.iter().all(|s| s.1 % 8 == 0 && s.1 >= 0x2E0 && s.1 + s.2 <= file.len()));
         let start = sections[1].1;
