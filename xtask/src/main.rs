@@ -2,6 +2,7 @@
 
 mod abi;
 mod check;
+mod synth;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -12,6 +13,8 @@ cargo xtask <command>
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
                      fmt clippy docs tests notes hygiene readme
   abi [--header H]   the crate's ABI tables against the kernel's header, where a C compiler finds it
+  synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
+                     a bundle of a real size with random weights
   help               this text
 ";
 
@@ -22,6 +25,7 @@ fn main() -> ExitCode {
     let result = match command.to_string_lossy().as_ref() {
         "abi" => abi::run(&rest),
         "check" => check::run(&rest),
+        "synth-bundle" => synth::run(&rest),
         "help" | "--help" | "-h" => {
             print(HELP);
             Ok(true)

@@ -10,10 +10,37 @@
 //!
 //! [`Bundle::open`] checks everything it can without the NPU, so that what it returns can be trusted: every record of
 //! the manifest typed and consistent, every tensor of the model there with its type, shape and size, every kernel file
-//! there and sane.
+//! there and sane. The parameters and records are those of [`TextParams`], [`VisionParams`], [`GemmRecord`],
+//! [`GemvRecord`], [`TokCase`] and [`RefRecord`]; unknown ones are ignored.
+//!
+//! # Additions to the format
+//!
+//! The format (version 1, as `taconite-bundle` reads it) leaves a few things unsaid that other sizes than the 2B need.
+//! They are said in parameters that a reader without use for them ignores, and only where the format's own rule does
+//! not give the value:
+//!
+//! | parameter | meaning | when absent |
+//! |---|---|---|
+//! | `lin_vheads` | value heads of a DeltaNet layer; `lin_heads` are the key heads | `lin_heads` |
+//! | `o_k` | inputs of the `o` projection | `D` |
+//! | `down_k` | inputs of one `down` slice | `D` |
+//! | `embed 1` | the embedding is not the head: tensors `embed{j}` in the head's layout | tied |
+//! | `v.fc2_slices` | K slices of a block's second linear | 4 |
+//! | `v.m_slices` | K slices of both merger linears | 4 |
+//! | `gemv_format f32`, `v.weights f32` | the test format: weights and activations in f32, reference kernels only | bfp16, w8 |
+//!
+//! A `gemm` or `gemv` line may carry `bias=` (are there bias chunks? else the size of the weights tells) and `format=`
+//! (only to repeat the bundle's). The record `ref2` is a `ref` that may have a system message and several images:
+//! `ref2 <name> prompt=<hex> thinking=<0|1> images=<n> [system=<hex>]`; its image tensors are numbered, see
+//! [`RefRecord`]. Every reference may have `ref.<name>.positions` i32 \[L, 3\] (time, row, column of each token) and
+//! `next_pos` i32 \[1\].
+//!
+//! Widths that are no multiple of the kernels' tiles are padded with zero weights: K to 512, N to 64. What a buffer
+//! holds past the real width must be zero. Rows of the head past `vocab` are zero, and their logits mean nothing.
 
 mod error;
 mod files;
+mod kernels;
 mod lines;
 mod manifest;
 mod params;
@@ -52,22 +79,9 @@ impl Bundle {
         let manifest = Manifest::parse(&files::read_text(&directory.own("manifest.txt")?)?)?;
         let tensors = tensors::TensorFile::open(&directory.own("tensors.txt")?, &directory.own("tensors.bin")?)?;
         verify::check(&manifest, &tensors)?;
-        let bundle = Self { manifest, directory, tensors };
-        bundle.check_kernels()?;
-        files::open(&bundle.directory.own("tokenizer.json")?)?;
-        Ok(bundle)
-    }
-
-    /// Every container parses and every stream is one.
-    fn check_kernels(&self) -> Result<(), BundleError> {
-        for key in self.manifest.xclbins.keys() {
-            self.xclbin(key)?;
-        }
-        for (line, name) in &self.manifest.streams {
-            let path = self.directory.inside(name, *line)?;
-            check_stream(&files::read(&path)?).map_err(|what| BundleError::Kernel { path, what })?;
-        }
-        Ok(())
+        kernels::check(&manifest, &directory)?;
+        files::open(&directory.own("tokenizer.json")?)?;
+        Ok(Self { manifest, directory, tensors })
     }
 
     /// The directory, as it was given to [`Bundle::open`].
@@ -135,15 +149,12 @@ impl Bundle {
         self.tensors.read_at(name, from, out)
     }
 
-    /// The bytes of an instruction stream, `insts` being the path in a record.
+    /// The binary words of an instruction stream, `insts` being the path in a record.
     ///
     /// # Errors
     /// A failed read, or a file that is no stream.
     pub fn stream(&self, insts: &str) -> Result<Vec<u8>, BundleError> {
-        let path = self.directory.inside(insts, 0)?;
-        let bytes = files::read(&path)?;
-        check_stream(&bytes).map_err(|what| BundleError::Kernel { path, what })?;
-        Ok(bytes)
+        Ok(kernels::stream(&self.directory, insts)?.bytes().to_vec())
     }
 
     /// The container with this key, parsed.
@@ -151,12 +162,7 @@ impl Bundle {
     /// # Errors
     /// No such key, a failed read, or a malformed container.
     pub fn xclbin(&self, key: &str) -> Result<Xclbin, BundleError> {
-        let record = self.manifest.xclbins.get(key);
-        let record = record.ok_or_else(|| BundleError::Manifest { what: format!("there is no `xclbin {key}`") })?;
-        let line = self.manifest.xclbin_lines.get(key).copied().unwrap_or(0);
-        let path = self.directory.inside(&record.path, line)?;
-        let bytes = files::read(&path)?;
-        Xclbin::parse(&bytes, &record.kernel).map_err(|error| BundleError::Kernel { path, what: error.to_string() })
+        kernels::xclbin(&self.manifest, &self.directory, key)
     }
 
     /// The bytes of a file that the manifest names, unchanged.
@@ -185,18 +191,4 @@ impl Bundle {
 fn wrong_type(name: &str, tensor: Tensor<'_>, wanted: DType) -> BundleError {
     let what = format!("{}; expected {}", tensor.dtype.name(), wanted.name());
     BundleError::Tensor { name: name.to_owned(), what }
-}
-
-/// Whether these bytes can be an instruction stream.
-fn check_stream(bytes: &[u8]) -> Result<(), String> {
-    if bytes.is_empty() {
-        return Err("empty; expected an instruction stream".to_owned());
-    }
-    if bytes.len() < 16 || !bytes.len().is_multiple_of(4) {
-        return Err(format!(
-            "{} bytes; expected an instruction stream, a header of 16 bytes and whole words",
-            bytes.len()
-        ));
-    }
-    Ok(())
 }

@@ -72,7 +72,7 @@ impl Config {
         Self::from_json(&config, &optional("generation_config.json")?, &optional("preprocessor_config.json")?)
     }
 
-    fn from_json(config: &Value, generation: &Value, processor: &Value) -> Result<Self, ExportError> {
+    pub(super) fn from_json(config: &Value, generation: &Value, processor: &Value) -> Result<Self, ExportError> {
         let kind = config.get("model_type").and_then(Value::as_str).unwrap_or("");
         if !kind.starts_with("qwen3_5") || kind.contains("moe") {
             return Err(ExportError(format!("config.json: model_type `{kind}`; expected a dense qwen3_5 model")));

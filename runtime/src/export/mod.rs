@@ -25,6 +25,7 @@ use host_ops::pool::Pool;
 use serde_json::Value;
 
 use crate::bundle::{Bundle, Manifest, WeightFormat};
+use crate::chat::Tokenizer;
 use crate::reference::{self, Epilogue, Format, GemmSpec, GemvSpec, Kind, Order};
 
 /// What to do with the vision tower.
@@ -130,6 +131,9 @@ pub fn export(
         Some(other) => plan::manifest_on(&config, options, other)?,
         None => plan::manifest(&config, options)?,
     };
+    let tokenizer = options.checkpoint.join("tokenizer.json");
+    let tokenizer = fs::read(&tokenizer).map_err(|error| staging::failed("read", &tokenizer, &error))?;
+    Tokenizer::from_json(&tokenizer).map_err(|error| ExportError(format!("tokenizer.json: {error}")))?;
     let references =
         options.refs.as_deref().map(|dir| refs::References::read(dir, config.vision.is_some())).transpose()?;
     if let Some(references) = &references {
@@ -147,7 +151,7 @@ pub fn export(
     }
 
     let staging = staging::Staging::new(&options.out)?;
-    copy(&staging, &options.checkpoint, "tokenizer.json")?;
+    staging.write("tokenizer.json", &tokenizer)?;
     if options.checkpoint.join("chat_template.jinja").exists() {
         copy(&staging, &options.checkpoint, "chat_template.jinja")?;
     }
@@ -169,6 +173,22 @@ pub fn export(
         streams: manifest.gemms.values().map(|gemm| gemm.chunks.len()).sum::<usize>() + manifest.gemvs.len(),
         refs: manifest.refs.len(),
     })
+}
+
+/// The manifest of the bundle that an export of this configuration would write, without test cases. The values are the
+/// checkpoint's `config.json`, `generation_config.json` and `preprocessor_config.json`; the last two may be null.
+///
+/// # Errors
+/// A configuration that is not implemented, or shapes that do not work out.
+pub fn manifest_for(
+    config: &Value,
+    generation: &Value,
+    processor: &Value,
+    options: &ExportOptions,
+) -> Result<Manifest, ExportError> {
+    let manifest = plan::manifest(&config::Config::from_json(config, generation, processor)?, options)?;
+    manifest.recheck().map_err(|error| ExportError(error.to_string()))?;
+    Ok(manifest)
 }
 
 /// Takes a file of the checkpoint along unchanged.

@@ -124,7 +124,7 @@ impl Checkpoint {
         });
         let checkpoint = Self { folder, dir, weights: Weights(weights.collect()) };
         Self::write_config(&checkpoint.dir, shape);
-        fs::write(checkpoint.dir.join("tokenizer.json"), "{}").unwrap();
+        fs::write(checkpoint.dir.join("tokenizer.json"), tokenizer().to_string()).unwrap();
         checkpoint.write();
         checkpoint
     }
@@ -217,6 +217,29 @@ impl Checkpoint {
         write("generation_config.json", &json!({"eos_token_id": [302, 300]}));
         write("preprocessor_config.json", &json!({"size": {"shortest_edge": 4096, "longest_edge": 65536}}));
     }
+}
+
+/// A byte-level tokenizer of Qwen3.5's sort: a token a byte.
+fn tokenizer() -> Value {
+    let mut vocab = Map::new();
+    let mut spare = 256..;
+    for byte in 0..=255_u8 {
+        // Bytes that print stand for themselves, the others for the characters from 256 on.
+        let symbol = match byte {
+            33..=126 | 161..=172 | 174..=255 => char::from(byte),
+            _ => char::from_u32(spare.next().unwrap()).unwrap(),
+        };
+        vocab.insert(symbol.to_string(), json!(byte));
+    }
+    let split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    json!({
+        "version": "1.0", "added_tokens": [], "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+        ]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    })
 }
 
 /// Names and shapes of a checkpoint's tensors.
