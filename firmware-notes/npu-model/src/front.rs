@@ -12,6 +12,8 @@ use amdxdna_ioctl::Errno;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::array::{DeviceMemory, MemoryFault};
+
 /// Bytes of a CPU cache line.
 pub(crate) const LINE: usize = 64;
 /// Bytes of a page.
@@ -339,11 +341,25 @@ pub(crate) unsafe fn unmap(ptr: NonNull<u8>, len: usize) {
     let _ = unsafe { rustix::mm::munmap(ptr.as_ptr().cast(), len) };
 }
 
-/// Copies device memory that `memory` resolved: `ptr` must be its answer, `out` no longer than it said.
-pub(crate) fn copy_out<M: ?Sized>(ptr: NonNull<u8>, out: &mut [u8], _memory: &M) {
-    // SAFETY: the one caller, `firmware::read`, passes what was just resolved, and `_memory` is still borrowed, which
-    // keeps it alive; `out` is Rust memory and no part of a buffer object.
-    unsafe { std::ptr::copy_nonoverlapping(ptr.as_ptr(), out.as_mut_ptr(), out.len()) };
+/// Copies device memory.
+///
+/// # Errors
+/// What [`DeviceMemory::resolve`] says.
+pub(crate) fn read_device(memory: &dyn DeviceMemory, addr: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
+    let mut done = 0;
+    while done < out.len() {
+        let (at, left) = (addr.wrapping_add(done as u64), out.len() - done);
+        let (ptr, n) = memory.resolve(at, left, false)?;
+        let n = n.min(left);
+        if n == 0 {
+            return Err(MemoryFault { addr: at, len: left, write: false });
+        }
+        // SAFETY: `n` bytes at `ptr` are what `memory` just resolved, and it lives on; `out` is Rust memory and no
+        // part of a buffer object.
+        unsafe { std::ptr::copy_nonoverlapping(ptr.as_ptr(), out[done..].as_mut_ptr(), n) };
+        done += n;
+    }
+    Ok(())
 }
 
 /// Whether a user pointer can be one: not in the first page, inside the user half.

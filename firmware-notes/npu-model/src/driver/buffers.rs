@@ -11,6 +11,8 @@ use super::{Client, locked};
 use crate::config::{AddressMode, DriverVersion};
 use crate::front::{Memory, PAGE, read_user};
 
+/// Largest SHARE buffer: more than any machine with these parts has.
+const SHARE_MAX: u64 = 1 << 38;
 /// Most entries of a user-pointer table that the model reads.
 const MOST_ENTRIES: u32 = 1 << 16;
 
@@ -106,7 +108,7 @@ impl Client {
                 Errno::NOSPC
             });
         }
-        let size = size.checked_next_multiple_of(PAGE).filter(|&size| size < 1 << 46).ok_or(Errno::NOMEM)?;
+        let size = size.checked_next_multiple_of(PAGE).filter(|&size| size <= SHARE_MAX).ok_or(Errno::NOMEM)?;
         self.check_memory(size)?;
         self.wrap(kind, Memory::new(size as usize, None, self.device.config.coherent)?, false)
     }

@@ -83,17 +83,7 @@ pub(crate) trait ContextMemory: DeviceMemory {
 /// Copies device memory.
 fn read(memory: &dyn ContextMemory, addr: u64, len: usize) -> Result<Vec<u8>, u32> {
     let mut out = vec![0; len];
-    let mut done = 0;
-    while done < len {
-        let resolved = memory.resolve(addr.wrapping_add(done as u64), len - done, false);
-        let (ptr, n) = resolved.map_err(|_| status::RTOS_INVALID_BUFFER)?;
-        let n = n.min(len - done);
-        if n == 0 {
-            return Err(status::RTOS_INVALID_BUFFER);
-        }
-        front::copy_out(ptr, &mut out[done..done + n], memory);
-        done += n;
-    }
+    front::read_device(memory, addr, &mut out).map_err(|_| status::RTOS_INVALID_BUFFER)?;
     Ok(out)
 }
 

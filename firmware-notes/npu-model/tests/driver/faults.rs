@@ -444,3 +444,21 @@ fn a_busy_context_hides_anothers_hang() {
     hanging.client.wait(hanging.syncobj, 0);
     assert_eq!(hung.state(), TIMEOUT);
 }
+
+#[test]
+fn older_drivers_do_not_flush_imported_buffers() {
+    use std::os::fd::AsRawFd;
+    let sync = |driver| {
+        let model = model(|config| config.driver = driver);
+        let client = client(&model);
+        let file = rustix::fs::memfd_create("another driver's", rustix::fs::MemfdFlags::empty()).unwrap();
+        rustix::fs::ftruncate(&file, 5000).unwrap();
+        let mut a = drm::PrimeHandle { handle: 0, flags: 0, fd: file.as_raw_fd() };
+        client.call(request::PRIME_FD_TO_HANDLE, &mut a).unwrap();
+        client.unmap(client.map(a.handle, 8192));
+        let mut sync = abi::SyncBo { handle: a.handle, size: 4096, ..Zeroable::zeroed() };
+        client.call(request::SYNC_BO, &mut sync)
+    };
+    assert_eq!(sync(DriverVersion::L7_3_4), Err(Errno::OPNOTSUPP));
+    assert_eq!(sync(DriverVersion::Aug2026), Ok(()));
+}

@@ -11,6 +11,7 @@ mod faults;
 mod generic;
 mod harness;
 mod incoherent;
+mod nonsense;
 mod queries;
 mod syncobjs;
 
