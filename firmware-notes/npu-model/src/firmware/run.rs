@@ -167,8 +167,10 @@ impl Firmware {
             ));
             return Err(status::RTOS_INVALID_PARAM);
         }
-        read(memory, addr, size as usize).inspect_err(|_| {
+        if memory.extent(addr).is_none_or(|rest| rest < u64::from(size)) {
             self.note_fault(format!("the instruction stream at {addr:#x} of {size} bytes leaves its buffer"));
-        })
+            return Err(status::RTOS_INVALID_BUFFER);
+        }
+        read(memory, addr, size as usize)
     }
 }

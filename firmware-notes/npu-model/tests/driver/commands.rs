@@ -5,7 +5,7 @@ use amdxdna_ioctl::abi::{self, request};
 use bytemuck::Zeroable;
 
 use super::Case;
-use super::harness::{CMD_CHAIN, COMPLETED, ERROR, NEW, Node, Packet, Ready, START_CU, START_NPU, header};
+use super::harness::{CMD_CHAIN, COMPLETED, ERROR, Map, NEW, Node, Packet, Ready, START_CU, START_NPU, header};
 
 pub const CASES: &[Case] = &[
     ("EXEC_CMD: which check comes first", order_of_checks),
@@ -17,6 +17,7 @@ pub const CASES: &[Case] = &[
     ("a packet that the driver refuses stays NEW", refused_packets),
     ("a packet without payload: START_CU runs with nothing", no_payload),
     ("a firmware error: state 5 and all ones", firmware_error),
+    ("a stream that leaves its buffer", long_stream),
     ("before CONFIG_CU commands fail", unconfigured),
     ("a unit that is not configured", unknown_unit),
     ("a chain completes and leaves its packets alone", chain),
@@ -165,6 +166,18 @@ fn firmware_error(node: &Node) {
     packet.map.set_words(&ready.words(ready.stream_addr, 16));
     assert_eq!(ready.run(packet), COMPLETED, "the context goes on");
     ready.client.unmap(packet.map);
+}
+
+fn long_stream(node: &Node) {
+    let ready = node.open().ready();
+    let map = ready.heap.part((ready.stream_addr - abi::HEAP_BASE) as usize);
+    for (size, told) in [(4100, 4100), (u32::MAX, u32::MAX), (4096, 4100), (12, 12)] {
+        map.set_word(3, size);
+        ready.client.flush(Map { len: 16, ..map });
+        let packet = ready.client.packet(&ready.words(ready.stream_addr, told));
+        assert_eq!(ready.run(packet), ERROR, "{size} by its header, {told} by its packet");
+        ready.client.unmap(packet.map);
+    }
 }
 
 fn unconfigured(node: &Node) {
