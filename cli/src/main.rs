@@ -10,6 +10,7 @@ mod error;
 mod export;
 mod flags;
 mod help;
+mod init;
 mod interrupt;
 mod npu;
 mod output;
@@ -24,6 +25,9 @@ use runtime::export::{ExportOptions, VisionExport};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if init::is_init() {
+        init::run();
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -159,7 +159,8 @@ fn compare_tower(bundle: &Bundle, weights: &Weights, shape: &Shape, exact: bool)
     linear("vis.patch", "v_patch", &summed, &of("patch_embed.proj.bias"), vision.patch_values(), None);
     for block in 0..vision.depth {
         let name = |part: &str| format!("vis.b{block}.{part}");
-        let theirs = |part: &str| (of(&format!("blocks.{block}.{part}.weight")), of(&format!("blocks.{block}.{part}.bias")));
+        let theirs =
+            |part: &str| (of(&format!("blocks.{block}.{part}.weight")), of(&format!("blocks.{block}.{part}.bias")));
         for (ours, key, part, columns, slices) in [
             ("qkv", "v_qkv", "attn.qkv", d, None),
             ("proj", "v_proj", "attn.proj", d, None),

@@ -66,7 +66,8 @@ pub fn bundle(folder: &Path) -> Result<PathBuf, String> {
     self::checkpoint(&checkpoint).map_err(|error| format!("{}: {error}", checkpoint.display()))?;
     let out = folder.join("bundle");
     let options = ExportOptions::new(checkpoint, out.clone());
-    let summary: Summary = export(&options, &mut |_| std::ops::ControlFlow::Continue(())).map_err(|error| format!("export: {error}"))?;
+    let summary: Summary =
+        export(&options, &mut |_| std::ops::ControlFlow::Continue(())).map_err(|error| format!("export: {error}"))?;
     Ok(summary.out)
 }
 

@@ -3,6 +3,7 @@
 mod abi;
 mod check;
 mod synth;
+mod vm;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ cargo xtask <command>
   abi [--header H]   the crate's ABI tables against the kernel's header, where a C compiler finds it
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
                      a bundle of a real size with random weights
+  vm -- ARGUMENTS    qwen35-direct in a virtual machine with the real driver on a virtual NPU; `vm --help` for more
   help               this text
 ";
 
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         "abi" => abi::run(&rest),
         "check" => check::run(&rest),
         "synth-bundle" => synth::run(&rest),
+        "vm" => vm::run(&rest),
         "help" | "--help" | "-h" => {
             print(HELP);
             Ok(true)

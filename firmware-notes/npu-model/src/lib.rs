@@ -15,6 +15,8 @@ mod driver;
 mod firmware;
 #[allow(unsafe_code)]
 mod front;
+#[cfg(feature = "pci")]
+pub mod pci;
 mod stats;
 
 use std::path::Path;

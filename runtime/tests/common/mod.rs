@@ -105,7 +105,9 @@ pub(crate) fn folder(name: &str) -> PathBuf {
 
 /// Values about as large as those of a trained model, different for each name.
 fn random(name: &str, count: usize) -> Vec<bf16> {
-    let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let mut state = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 24) as f32
@@ -159,19 +161,25 @@ impl Checkpoint {
         fs::create_dir(&dir).unwrap();
         let ints = |values: &[i32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let floats = |count: usize| (0..count).flat_map(|value| (value as f32).to_le_bytes()).collect::<Vec<u8>>();
-        raw_safetensors(&dir.join("case.safetensors"), &[
-            ("ids", "I32", &[3], ints(&[1, 2, 3])),
-            ("tokens", "I32", &[2], ints(&[5, 6])),
-            ("top_ids", "I32", &[2, 2], ints(&[5, 1, 6, 2])),
-            ("top_logits", "F32", &[2, 2], floats(4)),
-            ("positions", "I32", &[3, 3], ints(&[0, 0, 0, 1, 1, 1, 2, 2, 2])),
-        ]);
-        raw_safetensors(&dir.join("image.safetensors"), &[
-            ("rgb", "U8", &[2, 3, 3], vec![7; 18]),
-            ("grid", "I32", &[2], ints(&[2, 2])),
-            ("patches", "F32", &[4, 768], floats(4 * 768)),
-            ("vision", "F32", &[1, 512], floats(512)),
-        ]);
+        raw_safetensors(
+            &dir.join("case.safetensors"),
+            &[
+                ("ids", "I32", &[3], ints(&[1, 2, 3])),
+                ("tokens", "I32", &[2], ints(&[5, 6])),
+                ("top_ids", "I32", &[2, 2], ints(&[5, 1, 6, 2])),
+                ("top_logits", "F32", &[2, 2], floats(4)),
+                ("positions", "I32", &[3, 3], ints(&[0, 0, 0, 1, 1, 1, 2, 2, 2])),
+            ],
+        );
+        raw_safetensors(
+            &dir.join("image.safetensors"),
+            &[
+                ("rgb", "U8", &[2, 3, 3], vec![7; 18]),
+                ("grid", "I32", &[2], ints(&[2, 2])),
+                ("patches", "F32", &[4, 768], floats(4 * 768)),
+                ("vision", "F32", &[1, 512], floats(512)),
+            ],
+        );
         let case = |name: &str, images: &[&str], system: Option<&str>| {
             json!({"name": name, "file": "case.safetensors", "message": "Grüße\n", "system": system,
                    "thinking": true, "images": images})

@@ -1,0 +1,311 @@
+//! Gets QEMU and a Debian kernel into a private folder: nothing on the host is installed or changed.
+//!
+//! Packages come through the host's own `apt-get`, run on a private state directory against the mirror that the host's
+//! sources name (or the one given), suite trixie and trixie-backports, and are unpacked with `dpkg-deb`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::VmError;
+
+/// Debian's suite that carries QEMU >= 10.1 and Linux 7.3.
+const SUITE: &str = "trixie";
+/// What runs the virtual machine. `vfio-user-pci` needs QEMU 10.1.
+const QEMU_PACKAGE: &str = "qemu-system-x86";
+/// The kernel whose driver is tested.
+pub(super) const KERNEL: &str = "7.3.4+deb13-amd64";
+/// Modules that amdxdna needs, in loading order; amdxdna itself comes last. The driver module is loaded by `init` with
+/// parameters of its own.
+pub(super) const MODULES: [&str; 10] = [
+    "drivers/hid/hid.ko",
+    "drivers/gpu/drm/drm.ko",
+    "drivers/gpu/drm/drm_kms_helper.ko",
+    "drivers/gpu/drm/scheduler/gpu-sched.ko",
+    "drivers/acpi/button.ko",
+    "drivers/gpu/drm/drm_shmem_helper.ko",
+    "drivers/tee/tee.ko",
+    "drivers/hid/amd-sfh-hid/amd_sfh.ko",
+    "drivers/platform/x86/amd/pmf/amd-pmf.ko",
+    "drivers/accel/amdxdna/amdxdna.ko",
+];
+
+/// Where the parts of the virtual machine are.
+#[derive(Debug, Clone)]
+pub(super) struct Parts {
+    /// The command (program and leading arguments) that runs QEMU.
+    pub qemu: Vec<String>,
+    /// Kernel image (an ELF `vmlinux` where it could be unpacked, else the bzImage).
+    pub kernel: PathBuf,
+    /// Uncompressed modules, in loading order.
+    pub modules: Vec<PathBuf>,
+}
+
+/// What the user brought along.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Given {
+    pub qemu: Option<PathBuf>,
+    pub kernel: Option<PathBuf>,
+    pub modules: Option<PathBuf>,
+    pub mirror: Option<String>,
+}
+
+/// Finds or fetches all parts below `home`.
+pub(super) fn parts(home: &Path, given: &Given) -> Result<Parts, VmError> {
+    fs::create_dir_all(home).map_err(|e| VmError::io("create", home, e))?;
+    let qemu = match &given.qemu {
+        Some(path) => vec![path.display().to_string()],
+        None => match system_qemu() {
+            Some(path) => vec![path],
+            None => fetched_qemu(home, given)?,
+        },
+    };
+    let (image, modules_root) = match (&given.kernel, &given.modules) {
+        (Some(kernel), Some(modules)) => (kernel.clone(), modules.clone()),
+        (None, None) => fetched_kernel(home, given)?,
+        _ => {
+            return Err(VmError::Usage(
+                "--kernel and --modules go together: one is the image, the other its module tree",
+            ));
+        }
+    };
+    let cache = home.join("unpacked");
+    fs::create_dir_all(&cache).map_err(|e| VmError::io("create", &cache, e))?;
+    let modules =
+        MODULES.iter().map(|name| unpacked_module(&modules_root, name, &cache)).collect::<Result<Vec<_>, _>>()?;
+    let kernel = unpacked_kernel(&image, &cache).unwrap_or(image);
+    Ok(Parts { qemu, kernel, modules })
+}
+
+/// The system's QEMU where it is at least 10.1.
+fn system_qemu() -> Option<String> {
+    let out = Command::new("qemu-system-x86_64").arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let version = text.split("version ").nth(1)?;
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+    let (major, minor) = (numbers.next()?, numbers.next()?);
+    (major > 10 || (major == 10 && minor >= 1)).then(|| "qemu-system-x86_64".to_owned())
+}
+
+fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
+    let root = home.join("qemu");
+    let done = root.join(".complete");
+    if !done.exists() {
+        let apt = Apt::new(home, given)?;
+        let archives = apt.install_download(QEMU_PACKAGE)?;
+        for deb in archives {
+            unpack(&deb, &root)?;
+        }
+        fs::write(&done, "").map_err(|e| VmError::io("write", &done, e))?;
+    }
+    let lib = root.join("usr/lib/x86_64-linux-gnu");
+    let text = |p: PathBuf| p.display().to_string();
+    // The unpacked tree brings its own C library; its loader runs the program without touching the host's.
+    Ok(vec![
+        text(root.join("usr/lib64/ld-linux-x86-64.so.2")),
+        "--library-path".to_owned(),
+        text(lib),
+        text(root.join("usr/bin/qemu-system-x86_64")),
+        "-L".to_owned(),
+        text(root.join("usr/share/qemu")),
+        "-L".to_owned(),
+        text(root.join("usr/share/seabios")),
+    ])
+}
+
+fn fetched_kernel(home: &Path, given: &Given) -> Result<(PathBuf, PathBuf), VmError> {
+    let root = home.join("linux");
+    let done = root.join(".complete");
+    if !done.exists() {
+        let apt = Apt::new(home, given)?;
+        for package in [format!("linux-binary-{KERNEL}"), format!("linux-modules-{KERNEL}")] {
+            let deb = apt.download(&package)?;
+            unpack(&deb, &root)?;
+            // The module package alone is 100 MB; what was unpacked is enough.
+            let _ = fs::remove_file(&deb);
+        }
+        fs::write(&done, "").map_err(|e| VmError::io("write", &done, e))?;
+    }
+    let image = ["boot", "usr/lib/modules"]
+        .iter()
+        .flat_map(|d| [root.join(d).join(format!("vmlinuz-{KERNEL}")), root.join(d).join(KERNEL).join("vmlinuz")])
+        .find(|p| p.exists())
+        .ok_or_else(|| VmError::Missing(format!("no vmlinuz in the kernel package below {}", root.display())))?;
+    Ok((image, root.join("usr/lib/modules").join(KERNEL).join("kernel")))
+}
+
+/// `apt-get` on a private state directory.
+struct Apt {
+    dir: PathBuf,
+}
+
+impl Apt {
+    fn new(home: &Path, given: &Given) -> Result<Self, VmError> {
+        let dir = fs::canonicalize(home).map_err(|e| VmError::io("resolve", home, e))?.join("apt");
+        for sub in ["etc/apt/apt.conf.d", "etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/lib/dpkg"] {
+            let d = dir.join(sub);
+            fs::create_dir_all(&d).map_err(|e| VmError::io("create", &d, e))?;
+        }
+        let archives = dir.join("var/cache/apt/archives/partial");
+        fs::create_dir_all(&archives).map_err(|e| VmError::io("create", &archives, e))?;
+        let status = dir.join("var/lib/dpkg/status");
+        fs::write(&status, "").map_err(|e| VmError::io("write", &status, e))?;
+        let mirror = match &given.mirror {
+            Some(m) => m.clone(),
+            None => host_mirror().ok_or(VmError::NoMirror)?,
+        };
+        let keyring = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        let sources = dir.join("etc/apt/sources.list");
+        fs::write(
+            &sources,
+            format!(
+                "deb [signed-by={keyring}] {mirror} {SUITE} main\ndeb [signed-by={keyring}] {mirror} {SUITE}-backports main\n"
+            ),
+        )
+        .map_err(|e| VmError::io("write", &sources, e))?;
+        let apt = Self { dir };
+        apt.run(&["update"], None)?;
+        Ok(apt)
+    }
+
+    fn run(&self, words: &[&str], cwd: Option<&Path>) -> Result<(), VmError> {
+        let mut c = Command::new("apt-get");
+        c.arg("-o").arg(format!("Dir={}", self.dir.display()));
+        c.arg("-o").arg(format!("Dir::State::status={}", self.dir.join("var/lib/dpkg/status").display()));
+        for option in
+            ["APT::Architecture=amd64", "APT::Install-Recommends=0", "Debug::NoLocking=1", "APT::Sandbox::User="]
+        {
+            c.arg("-o").arg(option);
+        }
+        c.arg("-q").arg("-t").arg(format!("{SUITE}-backports")).args(words);
+        if let Some(d) = cwd {
+            c.current_dir(d);
+        }
+        let out = c
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| VmError::Tool { tool: "apt-get", what: e.to_string() })?;
+        if out.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&out.stderr);
+        let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no message").to_owned();
+        Err(VmError::Tool { tool: "apt-get", what: format!("{}: {last}", words.join(" ")) })
+    }
+
+    fn archives(&self) -> PathBuf {
+        self.dir.join("var/cache/apt/archives")
+    }
+
+    /// Downloads a package with everything that it needs.
+    fn install_download(&self, package: &str) -> Result<Vec<PathBuf>, VmError> {
+        self.run(&["-y", "--download-only", "install", package], None)?;
+        debs(&self.archives())
+    }
+
+    /// Downloads one package alone.
+    fn download(&self, package: &str) -> Result<PathBuf, VmError> {
+        let to = self.dir.join("single");
+        let _ = fs::remove_dir_all(&to);
+        fs::create_dir_all(&to).map_err(|e| VmError::io("create", &to, e))?;
+        self.run(&["download", package], Some(&to))?;
+        debs(&to)?.pop().ok_or_else(|| VmError::Missing(format!("apt-get downloaded no file for {package}")))
+    }
+}
+
+fn debs(dir: &Path) -> Result<Vec<PathBuf>, VmError> {
+    let mut found: Vec<PathBuf> = fs::read_dir(dir)
+        .map_err(|e| VmError::io("list", dir, e))?
+        .filter_map(|e| e.ok().map(|e| e.path()))
+        .filter(|p| p.extension().is_some_and(|x| x == "deb"))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// The Debian mirror that the host's own apt is set up with.
+fn host_mirror() -> Option<String> {
+    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
+    if let Ok(dir) = fs::read_dir("/etc/apt/sources.list.d") {
+        files.extend(dir.filter_map(|e| e.ok().map(|e| e.path())));
+    }
+    for file in files {
+        let Some("list" | "sources") = file.extension().and_then(|x| x.to_str()) else { continue };
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        for line in text.lines().map(str::trim).filter(|l| !l.starts_with('#')) {
+            let Some(url) = line.split_whitespace().find(|w| w.starts_with("http://") || w.starts_with("https://"))
+            else {
+                continue;
+            };
+            let debian = url.trim_end_matches('/').ends_with("/debian");
+            if (line.starts_with("deb ") || line.starts_with("URIs:")) && debian {
+                return Some(url.to_owned());
+            }
+        }
+    }
+    None
+}
+
+fn unpack(deb: &Path, root: &Path) -> Result<(), VmError> {
+    fs::create_dir_all(root).map_err(|e| VmError::io("create", root, e))?;
+    let status = Command::new("dpkg-deb")
+        .arg("-x")
+        .arg(deb)
+        .arg(root)
+        .status()
+        .map_err(|e| VmError::Tool { tool: "dpkg-deb", what: e.to_string() })?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(VmError::Tool { tool: "dpkg-deb", what: format!("-x {}: {status}", deb.display()) })
+    }
+}
+
+/// The module as a plain `.ko` in the cache: decompressing on the host is seconds faster than under emulation.
+fn unpacked_module(root: &Path, name: &str, cache: &Path) -> Result<PathBuf, VmError> {
+    let plain = root.join(name);
+    if plain.exists() {
+        return Ok(plain);
+    }
+    let packed = root.join(format!("{name}.xz"));
+    if !packed.exists() {
+        return Err(VmError::Missing(format!("module {name}(.xz) is not below {}", root.display())));
+    }
+    let file = plain.file_name().map(|f| cache.join(f)).unwrap_or_else(|| cache.join("module.ko"));
+    if !file.exists() {
+        let out = Command::new("xz")
+            .arg("-dc")
+            .arg(&packed)
+            .output()
+            .map_err(|e| VmError::Tool { tool: "xz", what: e.to_string() })?;
+        if !out.status.success() {
+            return Err(VmError::Tool { tool: "xz", what: format!("-dc {}: {}", packed.display(), out.status) });
+        }
+        super::write_whole(&file, &out.stdout)?;
+    }
+    Ok(file)
+}
+
+/// The ELF kernel inside a bzImage, which starts about five seconds sooner under emulation; `None` where it cannot be
+/// had (another compression, no `zstd` program).
+fn unpacked_kernel(image: &Path, cache: &Path) -> Option<PathBuf> {
+    let file = cache.join("vmlinux");
+    if file.exists() {
+        return Some(file);
+    }
+    let bytes = fs::read(image).ok()?;
+    // Linux boot protocol: setup_sects at 0x1f1, payload offset and length at 0x248 and 0x24c.
+    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
+    let setup = (usize::from(*bytes.get(0x1f1)?) + 1) * 512;
+    let start = setup.checked_add(word(0x248)?)?;
+    // The last four bytes are the unpacked size, not part of the compressed stream.
+    let payload = bytes.get(start..start.checked_add(word(0x24c)?)?.checked_sub(4)?)?;
+    let packed = cache.join("vmlinux.zst");
+    fs::write(&packed, payload).ok()?;
+    let out = Command::new("zstd").args(["-dc", "--long=31"]).arg(&packed).stderr(Stdio::null()).output().ok()?;
+    let _ = fs::remove_file(&packed);
+    (out.status.success() && out.stdout.starts_with(b"\x7fELF")).then_some(())?;
+    super::write_whole(&file, &out.stdout).ok()?;
+    Some(file)
+}
