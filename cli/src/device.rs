@@ -12,7 +12,7 @@ use runtime::npu::Npu;
 use runtime::{Chat, ChatError, LoadOptions, Progress};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A loaded model, and where it runs.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Loaded {
 
 /// The software NPU has no node; this is what its opener is asked for.
 const SOFTWARE: &str = "the software NPU";
+/// A real NPU needs a second for the longest command; a processor that stands in for it, minutes.
+const SOFTWARE_DEADLINE: Duration = Duration::from_secs(1800);
 
 /// Opens the bundle and loads it where `run` says. `vision` is whether pictures will be shown.
 pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
@@ -58,9 +60,10 @@ pub(crate) fn open(path: &Path) -> Result<Bundle, CliError> {
 
 fn on_node(bundle: Bundle, node: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
     npu::fits(&bundle)?;
+    npu::opens(node)?;
     let start = Instant::now();
     let npu = Npu::open(&KernelOpener, node).map_err(ChatError::from)?;
-    let chat = chat(bundle, npu, run, vision)?;
+    let chat = chat(bundle, npu, run, vision, LoadOptions::default().deadline)?;
     Ok(Loaded { chat, device: node.display().to_string(), seconds: start.elapsed().as_secs_f64(), model: None })
 }
 
@@ -71,18 +74,19 @@ fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Resu
         config.threads = run.threads;
     }
     let model = Model::new(config);
-    if !npu::is_for_software(&bundle)? {
+    if npu::has_opaque_kernels(&bundle)? {
         contracts::teach(&model, &bundle)
             .map_err(|error| CliError::Device(format!("bundle {}: {error}", path.display())))?;
     }
     let npu = Npu::open(&*model, Path::new(SOFTWARE)).map_err(ChatError::from)?;
-    let chat = chat(bundle, npu, run, vision)?;
+    let chat = chat(bundle, npu, run, vision, SOFTWARE_DEADLINE)?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(Loaded { chat, device: SOFTWARE.into(), seconds, model: Some(model) })
 }
 
-fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool) -> Result<Chat, CliError> {
-    let options = LoadOptions { max_ctx: run.max_ctx, threads: run.threads, vision, ..LoadOptions::default() };
+fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Duration) -> Result<Chat, CliError> {
+    let options =
+        LoadOptions { max_ctx: run.max_ctx, threads: run.threads, vision, deadline, ..LoadOptions::default() };
     let mut line = ProgressLine::new();
     let chat = Chat::load(bundle, npu, options, &mut |progress| match progress {
         Progress::Tokenizer => line.show(|| "loading the tokenizer".into()),

@@ -7,6 +7,7 @@ use crate::interrupt::Interrupt;
 use crate::output::{ProgressLine, answer, note, table};
 use crate::picture;
 use crate::prompt::{self, Line};
+use runtime::model::Part;
 use runtime::{Event, Outcome, Stop, Turn};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
@@ -135,16 +136,23 @@ fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> St
     let row = |what: &str, count: usize, of: &str, seconds: f64| {
         format!("{what:<10} {count:>7} {of:<8} {seconds:9.3} s {:9.2} /s\n", rate(count, seconds))
     };
-    let counters = loaded.chat.counters();
+    let counters = &timing.counters;
     let mut out = format!("device     {}\n", one_line(&loaded.device));
     out += &format!("load       {:>26.3} s\n", loaded.seconds);
     out += &row("pictures", pictures, "", vision);
     out += &row("prompt", outcome.prompt_tokens, "tokens", prefill);
     out += &row("answer", timing.steps, "steps", decode);
     out += &format!("turn       {total:>26.3} s\n");
+    for part in Part::ALL {
+        let (count, time) = timing.profile.part(part);
+        out += &format!("  {:<9} {count:>6} times    {:9.3} s\n", part.name(), time.as_secs_f64());
+    }
     out += &format!(
-        "so far     {} commands, {} ioctls for them, {} context switches\n",
-        counters.commands, counters.ioctls, counters.context_switches
+        "commands   {}, with {} ioctls and {:.3} s of waiting; {} context switches\n",
+        counters.commands,
+        counters.ioctls,
+        counters.waiting.as_secs_f64(),
+        counters.context_switches
     );
     if let Some(model) = &loaded.model {
         let counts = model.counts();
