@@ -147,6 +147,7 @@ mod tests {
         assert_eq!([of(0), of(1), of(2)], QWEN);
         assert_eq!(rope.axis[..6], [0, 1, 2, 0, 1, 2]);
         assert_eq!(rope.axis[30..], [0, 1]);
+        assert_eq!(Text::new(16, 1e7, [5, 1, 2]).axis, [0, 1, 2, 0, 0, 2, 0, 0]);
         assert!(Text::new(64, 1e7, [0; 3]).axis.iter().all(|&a| a == 0));
     }
 
