@@ -287,11 +287,11 @@ fn operation(rest: &[u8], form: Form) -> Result<Operation, String> {
         1 => [12, 16][usize::from(full)],
         128 => 16,
         129 => [24, 48][usize::from(full)],
-        128.. => 8,
+        130.. => 8,
         _ => size,
     };
     let exact = matches!(code, 128 | 129);
-    if size < least || !size.is_multiple_of(4) || exact && size != least {
+    if size < least || !size.is_multiple_of(4) || (exact && size != least) {
         return Err(format!("operation code {code} with a size of {size} bytes"));
     }
     if size > rest.len() {
@@ -370,7 +370,7 @@ impl Dma {
                 if address & 0x1F < 0x10 {
                     self.open.insert((column >> 25, address >> 3 & 1));
                 }
-                let descriptor = self.descriptors.get(&(column | DESCRIPTORS.start + 32 * (value & 0xF)));
+                let descriptor = self.descriptors.get(&(column + DESCRIPTORS.start + 32 * (value & 0xF)));
                 if let Some(&Descriptor { words: Some(words), target: Some((argument, offset)) }) = descriptor {
                     let end = offset.saturating_add(reach(&words, u64::from(value >> 16 & 0xFF) + 1));
                     let extent = &mut self.extents[argument as usize];

@@ -31,6 +31,14 @@ struct Part {
     results: Vec<u8>,
 }
 
+/// Block `i` of a part: 64 results, fewer at the end of a part in row order.
+struct Block<'a> {
+    i: usize,
+    x: &'a [f32],
+    w: &'a [Piece],
+    out: &'a mut [u8],
+}
+
 impl Gemv {
     pub(super) fn new(job: GemvJob) -> Self {
         Self { job, done: job.shares.map(|share| share == 0) }
@@ -115,33 +123,27 @@ impl Gemv {
     ) -> Result<(), MemoryFault> {
         let format = self.job.format;
         let block_bytes = BLOCK * element_bytes(format);
-        let mut blocks: Vec<(usize, &[f32], &[Piece], &mut [u8])> = Vec::new();
+        let mut blocks: Vec<Block<'_>> = Vec::new();
         for part in parts {
             let Part { x, w, results, .. } = part;
-            blocks.extend(results.chunks_mut(block_bytes).enumerate().map(|(i, out)| (i, &xs[*x][..], &w[..], out)));
+            let outs = results.chunks_mut(block_bytes).enumerate();
+            blocks.extend(outs.map(|(i, out)| Block { i, x: &xs[*x], w, out }));
         }
         let fault = Mutex::new(None);
         pool.run_chunks(&mut blocks, 1, &|_, block| {
-            let (i, x, w, out) = &mut block[0];
-            if let Err(error) = self.block(memory, *i, x, w, out) {
+            if let Err(error) = self.block(memory, &mut block[0]) {
                 fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         });
         fault.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Block `i` of a part: 64 results, fewer at the end of a part in row order.
-    fn block(
-        &self,
-        memory: &dyn DeviceMemory,
-        i: usize,
-        x: &[f32],
-        w: &[Piece],
-        out: &mut [u8],
-    ) -> Result<(), MemoryFault> {
+    /// One block.
+    fn block(&self, memory: &dyn DeviceMemory, block: &mut Block<'_>) -> Result<(), MemoryFault> {
+        let Block { i, x, w, out } = block;
         let GemvJob { k, order, bias, format, .. } = self.job;
         let count = out.len() / element_bytes(format);
-        let start = (i * self.weight_bytes(BLOCK)) as u64;
+        let start = (*i * self.weight_bytes(BLOCK)) as u64;
         let mut y = [0.0; BLOCK];
         let mut gathered = Vec::new();
         match order {

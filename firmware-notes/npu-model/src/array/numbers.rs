@@ -51,9 +51,9 @@ mod tests {
     fn rounds_to_nearest_even_and_keeps_nan() {
         for (value, expected) in [
             (1.0, 0x3F80),
-            (1.003_906_25, 0x3F80), // a tie: to even
-            (1.011_718_75, 0x3F82), // a tie: to even
-            (1.003_906_4, 0x3F81),
+            (1.0 + 1.0 / 256.0, 0x3F80), // a tie: to even
+            (1.0 + 3.0 / 256.0, 0x3F82), // a tie: to even
+            (1.0 + 1.01 / 256.0, 0x3F81),
             (-0.0, 0x8000),
             (f32::MAX, 0x7F80),
             (f32::INFINITY, 0x7F80),
