@@ -255,3 +255,39 @@ impl Hub {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Fence, Hub, Syncobj, all_done};
+
+    #[test]
+    fn point_zero_is_the_head_of_the_chain() {
+        let (hub, syncobj) = (Hub::default(), Syncobj::default());
+        let fences = [(); 3].map(|()| Arc::new(Fence::default()));
+        for (point, fence) in fences.iter().enumerate() {
+            syncobj.add_point(point as u64, vec![Arc::clone(fence)]);
+        }
+        let (head, first) = (syncobj.find(0).unwrap(), syncobj.find(1).unwrap());
+        assert_eq!((head.len(), first.len()), (3, 2), "all that is submitted; points 0 and 1");
+        hub.signal(&fences[0]);
+        hub.signal(&fences[1]);
+        assert!(all_done(&first) && !all_done(&head));
+        hub.signal(&fences[2]);
+        assert!(all_done(&head));
+    }
+
+    #[test]
+    fn points_are_over_in_order_alone() {
+        let (hub, syncobj) = (Hub::default(), Syncobj::default());
+        let fences = [(); 2].map(|()| Arc::new(Fence::default()));
+        syncobj.add_point(1, vec![Arc::clone(&fences[0])]);
+        syncobj.add_point(2, vec![Arc::clone(&fences[1])]);
+        hub.signal(&fences[1]);
+        assert_eq!((syncobj.query(false), syncobj.query(true)), (0, 2), "the first is not over");
+        assert!(!all_done(&syncobj.find(2).unwrap()));
+        hub.signal(&fences[0]);
+        assert_eq!(syncobj.query(false), 2);
+    }
+}

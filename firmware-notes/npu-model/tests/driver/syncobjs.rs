@@ -15,7 +15,6 @@ pub const CASES: &[Case] = &[
     ("waits: flags, handles, pointers", wait_arguments),
     ("a point that nobody submitted: EINVAL, or ETIME with WAIT_FOR_SUBMIT", unsubmitted),
     ("deadlines are absolute", absolute_deadlines),
-    ("point 0 is the head of the chain", point_zero),
     ("points signal in order", points),
     ("wait for all, wait for any", all_and_any),
     ("WAIT_AVAILABLE waits for a fence, not for its signal", available),
@@ -106,16 +105,6 @@ fn absolute_deadlines(node: &Node) {
     let deadline = now() + 20_000_000;
     assert_eq!(client.wait_points(&[(never, 0)], FOR_SUBMIT, deadline), Err(Errno::TIME));
     assert!(now() >= deadline, "not before its time");
-}
-
-fn point_zero(node: &Node) {
-    let client = node.open();
-    let (timeline, gate) = (create(&client, 0).unwrap(), create(&client, 0).unwrap());
-    // Point 5 of the gate does not exist: whoever waits for it hangs on the gate's future.
-    signal(&client, timeline, 0).unwrap();
-    signal(&client, timeline, 3).unwrap();
-    assert_eq!(client.wait_points(&[(timeline, 0)], 0, 0), Ok(0));
-    assert_eq!(client.wait_points(&[(gate, 0)], 0, 0), Err(Errno::INVAL));
 }
 
 fn points(node: &Node) {
