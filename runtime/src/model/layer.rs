@@ -47,6 +47,7 @@ pub(super) struct MixerScratch {
 impl Layer {
     pub(super) fn load(params: &TextParams, index: usize, up: &mut Uploader<'_>) -> Result<Layer, ModelError> {
         let kind = params.layers[index];
+        let invalid = |shape: &dyn std::fmt::Debug| ModelError::Shape(format!("the host's math cannot do {shape:?}"));
         let name = |what: &str| format!("l{index}.{what}");
         let input = up.linear(&name("g.in"))?;
         let o = up.linear(&name("g.o"))?;
@@ -63,6 +64,9 @@ impl Layer {
                     conv_kernel: params.conv_kernel,
                     eps: params.eps,
                 };
+                if !shape.is_valid() {
+                    return Err(invalid(&shape));
+                }
                 Mixer::Linear {
                     shape,
                     ba: up.f32s(&name("h.ba"))?,
@@ -80,6 +84,9 @@ impl Layer {
                     head_dim: params.head_dim,
                     eps: params.eps,
                 };
+                if !shape.is_valid() || params.rope_dim > params.head_dim {
+                    return Err(invalid(&shape));
+                }
                 Mixer::Attention {
                     shape,
                     q_norm: up.f32s(&name("h.q_norm"))?,

@@ -12,7 +12,7 @@ mod probe;
 mod text;
 mod vision;
 
-use host_ops::image::{Config, Patches};
+use host_ops::image::Patches;
 use host_ops::pool::Pool;
 
 pub use error::ModelError;
@@ -173,12 +173,7 @@ impl Model {
     /// A picture that cannot be prepared, and a bundle without a tower.
     pub fn prepare(&self, image: &Rgb) -> Result<Patches, ModelError> {
         let params = &self.vision.as_ref().ok_or(ModelError::NoVision)?.params;
-        let config = Config {
-            patch: params.patch,
-            merge: params.merge,
-            min_pixels: params.min_pixels,
-            max_pixels: params.max_pixels,
-        };
+        let config = vision::config(params);
         Ok(host_ops::image::preprocess(&self.pool, &image.data, image.height, image.width, &config)?)
     }
 

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use host_ops::attention::{VisionScratch, VisionShape, vision_forward};
-use host_ops::image::{Patches, add_positions};
+use host_ops::image::{Config, Patches, add_positions};
 use host_ops::pool::Pool;
 use host_ops::{act, norm, rope, w8};
 
@@ -138,6 +138,7 @@ impl Vision {
             m1: table.gemm("v_m1")?,
             m2: table.gemm("v_m2")?,
         };
+        verify(params, &gemms, up.bundle.manifest.text.hidden)?;
         let patch = Weight::load(up, "vis.patch", None)?;
         let blocks = (0..params.depth)
             .map(|i| {
@@ -155,7 +156,6 @@ impl Vision {
         let m1 = Weight::load(up, "vis.m1", Some(params.merger_slices))?;
         let m2 = Weight::load(up, "vis.m2", Some(params.merger_slices))?;
         let buffers = Buffers::new(params, &gemms, up)?;
-        verify(params, &gemms)?;
         Ok(Vision {
             patch,
             positions: up.f32s("vis.pos")?,
@@ -266,6 +266,16 @@ impl Block {
     }
 }
 
+/// What the host does to a picture before the tower.
+pub(super) fn config(params: &VisionParams) -> Config {
+    Config {
+        patch: params.patch,
+        merge: params.merge,
+        min_pixels: params.min_pixels,
+        max_pixels: params.max_pixels,
+    }
+}
+
 /// Runs all K slices of a weight at once, slice s from column s * K of A into its own C.
 fn dispatch(
     run: &mut Run<'_>,
@@ -343,7 +353,15 @@ impl Buffers {
 }
 
 /// What the bundle's own checks cannot know: that the records fit the way they are used here.
-fn verify(params: &VisionParams, gemms: &Projections) -> Result<(), ModelError> {
+fn verify(params: &VisionParams, gemms: &Projections, text: usize) -> Result<(), ModelError> {
+    let wrong = |what: String| Err(ModelError::Shape(what));
+    let heads = VisionShape { heads: params.heads, head_dim: params.hidden.checked_div(params.heads).unwrap_or(0) };
+    if !heads.is_valid() || heads.heads * heads.head_dim != params.hidden || !config(params).is_valid() {
+        return wrong(format!("the host's math cannot do {heads:?} with {:?}", config(params)));
+    }
+    if params.out != text {
+        return wrong(format!("v.out is {}, the text model's D is {text}", params.out));
+    }
     let (d, wide) = (params.hidden, params.hidden * params.merged());
     let rows = [
         ("v_patch", &gemms.patch, params.patch_values(), d),
@@ -361,15 +379,25 @@ fn verify(params: &VisionParams, gemms: &Projections) -> Result<(), ModelError> 
                 "gemm `{key}` takes rows of {} and gives {}, wanted {input} and {output}",
                 record.lda, record.n
             );
-            return Err(ModelError::Shape(what));
+            return wrong(what);
         }
     }
     let shared = [&gemms.proj, &gemms.fc1].iter().all(|g| g.record.lda == gemms.qkv.record.lda);
     if !shared || gemms.m1.record.lda != gemms.m2.record.lda {
-        return Err(ModelError::Shape("v_qkv, v_proj and v_fc1, or v_m1 and v_m2, have different lda".into()));
+        return wrong("v_qkv, v_proj and v_fc1, or v_m1 and v_m2, have different lda".into());
     }
     if gemms.fc1.record.c_stride != gemms.fc2.record.lda {
-        return Err(ModelError::Shape("v_fc1 writes other rows than v_fc2 reads".into()));
+        return wrong("v_fc1 writes other rows than v_fc2 reads".into());
+    }
+    for (gemm, slices, values) in [
+        (&gemms.fc2, params.fc2_slices, params.intermediate),
+        (&gemms.m1, params.merger_slices, wide),
+        (&gemms.m2, params.merger_slices, wide),
+    ] {
+        let (k, lda) = (gemm.record.k, gemm.record.lda);
+        if slices * k < values || slices * k > lda {
+            return wrong(format!("{slices} slices of {k} columns for {values} values in rows of {lda}"));
+        }
     }
     Ok(())
 }

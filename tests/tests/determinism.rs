@@ -1,0 +1,276 @@
+//! The same bits, however the work is cut: threads, commands in flight, pieces of a prompt, contexts that take turns.
+//!
+//! All on a tiny random model; what it says is gibberish, but it has to be the same gibberish.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use driver_tests::tiny;
+use npu_model::{Config, Counts, Faults, Model};
+use runtime::bundle::Bundle;
+use runtime::chat::Prompt;
+use runtime::image::Rgb;
+use runtime::model::Input;
+use runtime::npu::Npu;
+use runtime::{Chat, ChatError, Event, LoadOptions, Stop, Turn};
+
+fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
+    BUNDLE.get_or_init(|| tiny::bundle(&std::env::temp_dir().join("qwen35-determinism")).unwrap())
+}
+
+fn load_on(config: Config, options: LoadOptions) -> (Chat, Arc<Model>) {
+    let device = Model::new(config);
+    let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
+    let options = LoadOptions { max_ctx: 2048, ..options };
+    (Chat::load(Bundle::open(bundle()).unwrap(), npu, options, &mut |_| {}).unwrap(), device)
+}
+
+/// Memory that is not coherent: a result that was not dropped from the cache, or data that was not written back, shows.
+fn incoherent() -> Config {
+    Config { coherent: false, ..Config::default() }
+}
+
+fn picture() -> Rgb {
+    let (width, height) = (150, 90);
+    let data = (0..width * height * 3).map(|i| (i * i / 7 % 251) as u8).collect();
+    Rgb { width, height, data }
+}
+
+fn prompt_of(chat: &mut Chat, images: &[Rgb], text: &str) -> Prompt {
+    let turn = Turn { system: None, images, text, thinking: false, max_new: 1 };
+    chat.prompt(&turn, &mut |_| ControlFlow::Continue(())).unwrap().unwrap()
+}
+
+/// A text of exactly so many tokens, template and all.
+fn prompt_of_length(chat: &mut Chat, length: usize) -> Prompt {
+    let frame = prompt_of(chat, &[], "").ids.len();
+    let prompt = prompt_of(chat, &[], &"a7".repeat(length)[..length - frame]);
+    assert_eq!(prompt.ids.len(), length, "a letter or digit is a token");
+    prompt
+}
+
+/// The bits of the prompt's logits and of three tokens after it.
+fn bits(chat: &mut Chat, prompt: &Prompt, piece: usize) -> Vec<u32> {
+    let model = chat.model_mut();
+    model.reset();
+    model.set_max_piece(piece);
+    let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &prompt.vision };
+    model.prefill(&input, &mut |_| ControlFlow::Continue(())).unwrap();
+    let mut out: Vec<u32> = model.logits().unwrap().iter().map(|x| x.to_bits()).collect();
+    for id in [5, 17, 200] {
+        out.extend(model.decode(id).unwrap().iter().map(|x| x.to_bits()));
+    }
+    assert!(out.iter().all(|b| f32::from_bits(*b).is_finite()) && out.iter().any(|b| *b != out[0]));
+    out
+}
+
+#[test]
+fn threads_and_commands_in_flight_change_no_bit() {
+    let mut first: Option<Vec<u32>> = None;
+    for (threads, commands_in_flight) in [(1, 1), (2, 4), (2, 1), (1, 4), (3, 2)] {
+        let options = LoadOptions { threads, commands_in_flight, ..LoadOptions::default() };
+        let (mut chat, _device) = load_on(Config { threads, ..incoherent() }, options);
+        let prompt = prompt_of(&mut chat, &[picture()], "What is in the picture?");
+        let got = bits(&mut chat, &prompt, usize::MAX);
+        match &first {
+            Some(first) => assert!(*first == got, "{threads} threads, {commands_in_flight} in flight"),
+            None => first = Some(got),
+        }
+    }
+}
+
+#[test]
+fn a_prompt_cut_anywhere_changes_no_bit() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions::default());
+    for length in [255, 256, 257, 511, 513] {
+        let prompt = prompt_of_length(&mut chat, length);
+        let whole = bits(&mut chat, &prompt, usize::MAX);
+        for piece in [1, 255, 256, 257, 511] {
+            // Cutting a long prompt into single tokens says nothing that a short one does not.
+            if piece < length && (piece > 1 || length == 257) {
+                assert!(whole == bits(&mut chat, &prompt, piece), "{length} tokens in pieces of {piece}");
+            }
+        }
+    }
+}
+
+/// The rows of an image are taken up where the last piece left them.
+#[test]
+fn an_image_across_the_edge_of_a_piece_changes_no_bit() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions::default());
+    let prompt = prompt_of(&mut chat, &[picture(), picture()], "Which is larger?");
+    let image = chat.model().bundle().manifest.vision.as_ref().unwrap().image_token;
+    let first = prompt.ids.iter().position(|&id| id == image).unwrap();
+    let whole = bits(&mut chat, &prompt, usize::MAX);
+    for piece in [first, first + 1, first + 7, prompt.image_tokens / 2 + first + 3] {
+        assert!(whole == bits(&mut chat, &prompt, piece), "pieces of {piece}");
+    }
+    // And the picture matters at all.
+    let mut other = prompt.clone();
+    other.vision.iter_mut().for_each(|x| *x = -*x);
+    assert!(whole != bits(&mut chat, &other, usize::MAX));
+}
+
+/// A prompt longer than the streams' rows goes in several pieces by itself.
+#[test]
+fn a_prompt_is_limited_by_the_context_alone() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions::default());
+    let rows = chat.model().bundle().manifest.text.max_prompt;
+    assert!(rows < 2000, "{rows}");
+    let prompt = prompt_of_length(&mut chat, rows + 300);
+    let whole = bits(&mut chat, &prompt, usize::MAX);
+    assert!(whole == bits(&mut chat, &prompt, 300));
+    let text = "a7".repeat(2048);
+    let turn = Turn { system: None, images: &[], text: &text, thinking: false, max_new: 5 };
+    match chat.turn(&turn, &mut |_| ControlFlow::Continue(())) {
+        Err(ChatError::PromptTooLong { prompt, max_ctx: 2048 }) => assert!(prompt > 4096),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One slot for three contexts: they take turns, and say so.
+#[test]
+fn contexts_that_take_turns_change_no_bit() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions::default());
+    let prompt = prompt_of(&mut chat, &[picture()], "Hm?");
+    let resident = bits(&mut chat, &prompt, usize::MAX);
+    assert_eq!(chat.counters().context_switches, 0);
+
+    let (mut chat, device) = load_on(Config { slots: 1, ..incoherent() }, LoadOptions::default());
+    let prompt = prompt_of(&mut chat, &[picture()], "Hm?");
+    let taking_turns = bits(&mut chat, &prompt, usize::MAX);
+    assert!(resident == taking_turns);
+    let switches = chat.counters().context_switches;
+    assert!(switches > 0);
+    assert_eq!(device.counts().contexts_created, 1 + switches);
+}
+
+fn ioctls(after: &Counts, before: &Counts, name: &str) -> u64 {
+    let of = |counts: &Counts| counts.ioctls.get(name).copied().unwrap_or(0);
+    of(after) - of(before)
+}
+
+/// A token costs a submission a command and one wait a hop, nothing else: no buffer is made, nothing is asked.
+#[test]
+fn a_token_takes_two_ioctls_a_hop_and_independent_commands_go_out_together() {
+    for (commands_in_flight, together) in [(4, true), (1, false)] {
+        let options = LoadOptions { commands_in_flight, ..LoadOptions::default() };
+        let (mut chat, device) = load_on(incoherent(), options);
+        let text = chat.model().bundle().manifest.text.clone();
+        let prompt = prompt_of(&mut chat, &[], "Hello");
+        // The first token binds the commands.
+        bits(&mut chat, &prompt, usize::MAX);
+        let (before, own) = (device.counts(), chat.counters());
+        chat.model_mut().decode(7).unwrap();
+        let (after, own) = (device.counts(), chat.counters().since(&own));
+
+        let layers = text.layers.len() as u64;
+        let commands = layers * (3 + text.down_slices as u64) + text.head_parts as u64;
+        let hops = layers * 4 + 1;
+        let waits = if together { hops } else { commands };
+        assert_eq!(ioctls(&after, &before, "EXEC_CMD"), commands);
+        assert_eq!(ioctls(&after, &before, "SYNCOBJ_TIMELINE_WAIT"), waits, "{:?}", after.ioctls);
+        let all: u64 = after.ioctls.values().sum::<u64>() - before.ioctls.values().sum::<u64>();
+        assert_eq!(all, commands + waits);
+        assert_eq!((own.commands, own.ioctls), (commands, commands + waits));
+        println!("{commands_in_flight} in flight: a token takes {commands} commands in {all} ioctls");
+
+        let before = device.counts();
+        let model = chat.model_mut();
+        model.reset();
+        let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &[] };
+        model.prefill(&input, &mut |_| ControlFlow::Continue(())).unwrap();
+        model.logits().unwrap();
+        let after = device.counts();
+        let all: u64 = after.ioctls.values().sum::<u64>() - before.ioctls.values().sum::<u64>();
+        assert_eq!(ioctls(&after, &before, "EXEC_CMD"), commands, "a prompt takes the commands of a token");
+        println!("{commands_in_flight} in flight: a prompt takes {commands} commands in {all} ioctls");
+    }
+}
+
+/// A command that fails is named, costs one turn, and the next turn says what it would have said.
+#[test]
+fn a_failed_command_is_named_and_costs_one_turn() {
+    let (mut chat, device) = load_on(incoherent(), LoadOptions::default());
+    let turn = Turn { system: None, images: &[], text: "Hello", thinking: false, max_new: 4 };
+    let good = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
+    let next = device.counts().commands;
+    // The second of two down slices of the first layer, in the prompt.
+    let text = &chat.model().bundle().manifest.text;
+    let command = next + 2 + text.down_slices as u64;
+    device.set_faults(Faults { fail_command: Some(command), ..Faults::default() });
+    let error = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
+    assert!(error.contains("kernel `down x1` in context `") && error.contains("ERROR"), "{error}");
+    device.set_faults(Faults::default());
+    let again = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((good.tokens, good.text), (again.tokens, again.text));
+}
+
+/// The driver's hang detection ends a command: its health record is told, and the context lives on.
+#[test]
+fn a_hang_is_told_with_its_health_record() {
+    let (mut chat, device) = load_on(Config { tdr_ms: 50, ..incoherent() }, LoadOptions::default());
+    let turn = Turn { system: None, images: &[], text: "Hello", thinking: false, max_new: 4 };
+    let good = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
+    device.set_faults(Faults { hang_command: Some(device.counts().commands + 1), ..Faults::default() });
+    let error = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
+    assert!(error.contains("kernel `o x1`") && error.contains("TIMEOUT"), "{error}");
+    device.set_faults(Faults::default());
+    let again = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(good.tokens, again.tokens);
+}
+
+/// Where nothing ends a command, the deadline does; what it may still write to is never used again.
+#[test]
+fn a_command_past_its_deadline_is_lost_and_nothing_runs_after_it() {
+    let deadline = std::time::Duration::from_millis(300);
+    let options = LoadOptions { deadline, ..LoadOptions::default() };
+    let (mut chat, device) = load_on(Config { tdr_ms: 0, destroy_wait_ms: 10, ..incoherent() }, options);
+    let turn = Turn { system: None, images: &[], text: "Hello", thinking: false, max_new: 4 };
+    device.set_faults(Faults { hang_command: Some(device.counts().commands), ..Faults::default() });
+    let error = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
+    assert!(error.contains("has not finished after 0.3 s"), "{error}");
+    let before = device.counts();
+    let error = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
+    assert!(error.contains("never finished"), "{error}");
+    assert_eq!(ioctls(&device.counts(), &before, "EXEC_CMD"), 0);
+}
+
+#[test]
+fn a_turn_can_be_broken_off_anywhere() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions::default());
+    let images = [picture()];
+    let turn = Turn { system: None, images: &images, text: "Hello", thinking: false, max_new: 6 };
+    let whole = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(matches!(whole.stop, Stop::Budget | Stop::Token(_)));
+    assert_eq!(whole.image_tokens, 7 * 10, "150 x 90 is enlarged to 320 x 224");
+    for at in 0..3 {
+        let mut events = 0;
+        let mut text = String::new();
+        let cut = chat
+            .turn(&turn, &mut |event| {
+                if let Event::Text(more) = event {
+                    text.push_str(more);
+                }
+                events += 1;
+                if events > at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+            .unwrap();
+        assert_eq!(cut.stop, Stop::Cancelled);
+        assert!(whole.text.starts_with(text.trim_end_matches('\u{fffd}')) && cut.text == text);
+        assert!(cut.tokens.len() < whole.tokens.len());
+    }
+}
+
+#[test]
+fn nothing_to_generate_is_an_error() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions { vision: false, ..LoadOptions::default() });
+    let turn = Turn { system: None, images: &[], text: "Hello", thinking: false, max_new: 0 };
+    assert!(matches!(chat.turn(&turn, &mut |_| ControlFlow::Continue(())), Err(ChatError::NothingToSay)));
+    let images = [picture()];
+    let turn = Turn { images: &images, max_new: 1, ..turn };
+    let error = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(matches!(error, ChatError::NoVision { images: 1 }));
+}
