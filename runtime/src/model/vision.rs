@@ -268,12 +268,7 @@ impl Block {
 
 /// What the host does to a picture before the tower.
 pub(super) fn config(params: &VisionParams) -> Config {
-    Config {
-        patch: params.patch,
-        merge: params.merge,
-        min_pixels: params.min_pixels,
-        max_pixels: params.max_pixels,
-    }
+    Config { patch: params.patch, merge: params.merge, min_pixels: params.min_pixels, max_pixels: params.max_pixels }
 }
 
 /// Runs all K slices of a weight at once, slice s from column s * K of A into its own C.
