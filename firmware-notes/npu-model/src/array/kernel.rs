@@ -23,7 +23,7 @@ pub(super) enum Kind {
 }
 
 /// Version of marker and parameters that this model reads.
-const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// What the payload of the naming NOP starts with.
 const MARKER: &[u8; 16] = b"qwen35-reference";
 /// Where the CDO of a PDI with one partition starts.
@@ -115,11 +115,11 @@ pub(super) struct GemvJob {
 }
 
 /// Words of the runtime parameters.
-pub(super) const PARAMETERS: usize = 8;
+pub(crate) const PARAMETERS: usize = 8;
 /// Where they start in a core's data memory.
-pub(super) const PARAMETER_ADDRESS: u32 = 0x1000;
+pub(crate) const PARAMETER_ADDRESS: u32 = 0x1000;
 /// The value register of the lock that releases a core.
-pub(super) const BARRIER: u32 = 0x1F000 + 16 * 10;
+pub(crate) const BARRIER: u32 = 0x1F000 + 16 * 10;
 /// The largest K and M or N that this model takes.
 const MOST: usize = 1 << 20;
 
@@ -202,6 +202,93 @@ pub(super) fn job(kind: Kind, cores: &[[Option<[u32; PARAMETERS]>; 4]; 8]) -> Re
                 return Err(format!("shares {shares:?} do not make M = {m}"));
             }
             Ok(Job::Gemv(GemvJob { shares, k, order, bias, format }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A plain image with these CDO words.
+    fn image(payload: &[u32]) -> Vec<u8> {
+        let mut words = vec![0; CDO / 4];
+        words[0] = 0xDD;
+        words.extend([4, u32::from_le_bytes(*b"CDO\0"), 0x200, payload.len() as u32, 0]);
+        words.extend(payload);
+        words.iter().flat_map(|w| w.to_le_bytes()).collect()
+    }
+
+    fn named(kind: u32, version: u32) -> Vec<u32> {
+        let marker = MARKER.as_chunks().0.iter().map(|c| u32::from_le_bytes(*c));
+        // A write before it, with the length in a word of its own.
+        [0x103 | 255 << 16, 2, 0x32000, 1, 0x111 | 6 << 16].into_iter().chain(marker).chain([kind, version]).collect()
+    }
+
+    #[test]
+    fn a_marker_names_the_kernel_and_everything_else_is_opaque() {
+        assert_eq!(Kernel::of_pdi(&image(&named(1, 1))), Ok(Kernel::Reference(Kind::Gemm)));
+        assert_eq!(Kernel::of_pdi(&image(&named(2, 1))), Ok(Kernel::Reference(Kind::Gemv)));
+        for (kind, version) in [(1, 2), (3, 1)] {
+            assert!(Kernel::of_pdi(&image(&named(kind, version))).unwrap_err().contains("this model knows"));
+        }
+        let grouped = {
+            let mut pdi = image(&named(1, 1));
+            pdi[0x140] = 1;
+            pdi
+        };
+        for opaque in [grouped, image(&[0x111, 0x103 | 2 << 16, 0, 0]), vec![0; 4096], vec![0xDD]] {
+            assert!(matches!(Kernel::of_pdi(&opaque), Ok(Kernel::Opaque(_))));
+        }
+        assert!(Kernel::of_pdi(&[]).is_err());
+        // A payload that claims to be longer than the file.
+        let whole = image(&named(1, 1));
+        for len in 1..whole.len() {
+            assert!(matches!(Kernel::of_pdi(&whole[..len]), Ok(Kernel::Opaque(_))), "{len}");
+        }
+        assert!(matches!(Kernel::of_pdi(&image(&[0x111 | 255 << 16, u32::MAX])), Ok(Kernel::Opaque(_))));
+    }
+
+    #[test]
+    fn parameters_that_no_kernel_has_are_refused() {
+        let good = [0x4B52_0101, 0, 256, 512, 512, 3, 3, 1];
+        let all = |words: [u32; PARAMETERS]| [[Some(words); 4]; 8];
+        assert!(matches!(job(Kind::Gemm, &all(good)), Ok(Job::Gemm(GemmJob { streamed: true, bias: true, .. }))));
+        let wrong = [
+            (0, 0),
+            (1, 2),
+            (2, 0),
+            (2, 128),
+            (2, 1 << 21),
+            (3, 96),
+            (3, 576),
+            (4, 256),
+            (4, 1 << 20),
+            (5, 4),
+            (6, 4),
+            (7, 2),
+        ];
+        for (word, value) in wrong {
+            let mut words = good;
+            words[word] = value;
+            assert!(job(Kind::Gemm, &all(words)).is_err(), "word {word} = {value}");
+        }
+        let mut cores = all(good);
+        cores[3][2] = None;
+        assert!(job(Kind::Gemm, &cores).unwrap_err().contains("all 32 cores"));
+        assert!(job(Kind::Gemm, &[[None; 4]; 8]).unwrap_err().contains("no core"));
+
+        let good = [0x4B52_0102, 1, 72, 1, 512, 0, 0, 72];
+        let one = |words: [u32; PARAMETERS]| {
+            let mut cores = [[None; 4]; 8];
+            cores[0][0] = Some(words);
+            cores
+        };
+        assert!(matches!(job(Kind::Gemv, &one(good)), Ok(Job::Gemv(GemvJob { shares: [72, 0, ..], .. }))));
+        for (word, value) in [(0, 0x4B52_0101), (2, 73), (3, 0), (3, 2), (5, 1), (6, 1), (6, 2), (7, 64), (7, 71)] {
+            let mut words = good;
+            words[word] = value;
+            assert!(job(Kind::Gemv, &one(words)).is_err(), "word {word} = {value}");
         }
     }
 }

@@ -29,6 +29,12 @@ use run::Run;
 use step::Traffic;
 use txn::Ops;
 
+/// Numbers that the notes beside this crate repeat.
+pub(crate) mod numbers_of_notes {
+    pub(crate) use super::kernel::{BARRIER, PARAMETER_ADDRESS, PARAMETERS, VERSION};
+    pub(crate) use super::shim::{DESCRIPTORS, QUEUE_DEPTH};
+}
+
 /// What a stream did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Executed {

@@ -7,9 +7,9 @@ use super::memory::Piece;
 /// Columns of the array.
 pub(super) const COLUMNS: usize = 8;
 /// Descriptors of a shim tile.
-pub(super) const DESCRIPTORS: usize = 16;
+pub(crate) const DESCRIPTORS: usize = 16;
 /// Tasks that a channel's queue holds.
-pub(super) const QUEUE_DEPTH: usize = 4;
+pub(crate) const QUEUE_DEPTH: usize = 4;
 /// Where the shim's DMA sees memory that the host and the device heap call address 0.
 pub(super) const DDR_OFFSET: u64 = 0x8000_0000;
 

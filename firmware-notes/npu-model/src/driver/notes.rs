@@ -3,6 +3,7 @@
 use amdxdna_ioctl::abi;
 
 use super::{context, hwctx, packet};
+use crate::array::numbers_of_notes as array;
 use crate::config;
 use crate::firmware::{slot, status};
 
@@ -28,5 +29,11 @@ pub(crate) const TABLE: &[(&str, u64)] = &[
     ("slot::CF_HEAD", slot::CF_HEAD as u64),
     ("status::MGMT_NOAVAIL", status::MGMT_NOAVAIL as u64),
     ("status::APP_LOAD_PDI_FAIL", status::APP_LOAD_PDI_FAIL as u64),
+    ("array::VERSION", array::VERSION as u64),
+    ("array::PARAMETER_ADDRESS", array::PARAMETER_ADDRESS as u64),
+    ("array::PARAMETERS", array::PARAMETERS as u64),
+    ("array::BARRIER", array::BARRIER as u64),
+    ("array::QUEUE_DEPTH", array::QUEUE_DEPTH as u64),
+    ("array::DESCRIPTORS", array::DESCRIPTORS as u64),
     ("status::RTOS_INVALID_PARAM", status::RTOS_INVALID_PARAM as u64),
 ];
