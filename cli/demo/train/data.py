@@ -70,6 +70,24 @@ class Writer:
         return self.write(sc, turns, thinking, system, rng.random() < 0.5)
 
 
+    def drill(self, rng, budget):
+        """A list of shapes and questions with short answers in running text: a look-up every dozen tokens, without a picture.
+        Only the answers count."""
+        sc = pictures.scene(rng, count=rng.choices([1, 2, 3], [1, 5, 14])[0])
+        ids = self.head["user"] + self.ids(rng.choice(["What do you see?", "What is in this picture?", "Describe the picture."])) + [END] + self.ids("\n") + self.head["assistant"] + self.no_thought
+        ids, spans = ids + self.ids(talk.listing(sc)), []
+        while True:
+            t = talk.ask(rng, sc, rng.choices(list(talk.DRILL), list(talk.DRILL.values()))[0])
+            if not t:
+                continue
+            question, answer = self.ids(" " + t["question"]), self.ids(" " + t["answer"])
+            if len(ids) + len(question) + len(answer) > budget:
+                return ids, spans, None
+            ids = ids + question
+            spans.append((len(ids), len(ids) + len(answer), "drill: " + t["kind"]))
+            ids = ids + answer
+
+
 def positions(n, slot, grid):
     """Interleaved M-RoPE positions [n, 3]: a picture's tokens count rows and columns."""
     p = np.repeat(np.arange(n)[:, None], 3, 1)
@@ -107,8 +125,8 @@ def collate(rows, grid):
     return dict(ids=ids, positions=pos, is_picture=ids == IMAGE, chosen=np.array(chosen), goal=np.array(goal), span=np.array(span), kinds=kinds)
 
 
-def batch(rng, writer, with_picture, without, budget):
+def batch(rng, writer, with_picture, without, drills, budget):
     out, scenes = pictures_batch(rng, with_picture)
-    rows = [writer.conversation(rng, sc, budget) for sc in scenes] + [writer.conversation(rng, None, budget) for _ in range(without)]
+    rows = [writer.conversation(rng, sc, budget) for sc in scenes] + [writer.conversation(rng, None, budget) for _ in range(without)] + [writer.drill(rng, budget) for _ in range(drills)]
     out.update(collate(rows, out["grid"]))
     return out

@@ -1,6 +1,6 @@
 """Exact match of greedy answers on fresh pictures, by kind of question.
 
-    python evaluate.py CHECKPOINT [--n 200] [--markdown FILE]
+    python evaluate.py CHECKPOINT [--n 200] [--markdown FILE] [--wrong FILE]
 
 An answer counts only if every token is right, its end included. (Measured with the true answer so far as the prefix: all tokens
 right there is the same as all tokens right when the model runs freely.) "float32" is the checkpoint as it is; "as packed" has the
@@ -10,8 +10,11 @@ output in bf16, as on the NPU.
 import argparse
 import collections
 import copy
+import multiprocessing
+import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -84,13 +87,10 @@ def cases(rng, writer, n):
                     if u:
                         break
                 if kind in ("count", "describe", "background"):
-                    _, t = sc, talk.about_picture(rng, sc)
+                    t = talk.about_picture(rng, sc)
                 add("second turn, elliptic", kind, sc, [t, u], keep=rng.random() < 0.5)
-            while True:
-                sc, u = fresh(kind)
-                t = talk.about_picture(rng, sc)
-                break
-            add("second turn, any", kind, sc, [t, u], keep=rng.random() < 0.5)
+            sc, u = fresh(kind)
+            add("second turn, any", kind, sc, [talk.about_picture(rng, sc), u], keep=rng.random() < 0.5)
             sc, t = fresh(kind)
             add("system prompt", kind, sc, [t], system=rng.choice(talk.SYSTEM_HELD))
     for kind in talk.TEXT_KINDS:
@@ -104,9 +104,9 @@ def cases(rng, writer, n):
     return out
 
 
-def batches(found, size=16):
+def batches(found, size=16, seed=1):
     """Rows of equal picture size together; yields (batch, keys of the rows)."""
-    rng, by_grid = random.Random(1), collections.defaultdict(list)
+    rng, by_grid = random.Random(seed), collections.defaultdict(list)
     for key, rows in found.items():
         for sc, row in rows:
             by_grid[sc["grid"] if sc else None].append((key, sc, row))
@@ -121,49 +121,67 @@ def batches(found, size=16):
             yield {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in b.items()}, [key for key, _, _ in part], owner
 
 
+GROUPS = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes"]
+BOTH = GROUPS[:2]  # measured as it is and as packed; the other groups as packed
+
+
+def part(rank, a, results):
+    os.setsid()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer.from_file(a.checkpoint + "/tokenizer.json")
+    m = checkpoint.load(a.checkpoint)
+    packed = as_packed(m)
+    found = {key: rows[rank :: a.processes] for key, rows in cases(random.Random(a.seed), data.Writer(tokenizer), a.n).items()}
+    score, shown = collections.defaultdict(list), []
+    for asis in (False, True):
+        for b, keys, owner in batches({k: rows for k, rows in found.items() if not asis or k[0] in BOTH}, seed=rank):
+            guess = (m if asis else packed)(b)[0].argmax(-1)
+            wrong = {owner[s] for s in b["span"][guess != b["goal"]].tolist()}
+            for i, key in enumerate(keys):
+                score[key, asis].append(i not in wrong)
+                if i in wrong and not asis:
+                    mine = torch.tensor([owner[s] == i for s in b["span"].tolist()])
+                    text = tokenizer.decode([t for t in b["ids"][i].tolist() if t not in (data.PAD, data.IMAGE)], skip_special_tokens=False)
+                    shown.append((key, text, tokenizer.decode(guess[mine].tolist())))
+    results.put((dict(score), shown))
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("checkpoint")
     p.add_argument("--n", type=int, default=200)
     p.add_argument("--seed", type=int, default=990001)
     p.add_argument("--markdown")
-    p.add_argument("--show", type=int, default=0, help="print so many wrong answers a kind")
-    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--wrong", help="a file for the wrong answers")
+    p.add_argument("--processes", type=int, default=4)
     a = p.parse_args()
-    torch.set_grad_enabled(False)
-    torch.set_num_threads(a.threads)
-    tokenizer = Tokenizer.from_file(a.checkpoint + "/tokenizer.json")
-    m = checkpoint.load(a.checkpoint)
-    models = {"float32": m, "as packed": as_packed(m)}
-    score = collections.defaultdict(lambda: collections.defaultdict(list))
-    shown = collections.Counter()
-    begin = time.time()
-    for b, keys, owner in batches(cases(random.Random(a.seed), data.Writer(tokenizer), a.n)):
-        for variant, model in models.items():
-            guess = model(b)[0].argmax(-1)
-            wrong = {owner[s] for s in b["span"][guess != b["goal"]].tolist()}
-            for i, key in enumerate(keys):
-                score[key][variant].append(i not in wrong)
-                if variant == "as packed" and i in wrong and shown[key] < a.show:
-                    shown[key] += 1
-                    mine = torch.tensor([owner[s] == i for s in b["span"].tolist()])
-                    print(key, "\n   ", tokenizer.decode(b["ids"][i].tolist(), skip_special_tokens=True).split("\n\nuser")[0].replace("\n", " / "), "\n   ", tokenizer.decode(guess[mine].tolist()))
-    groups = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes"]
+    context, begin = multiprocessing.get_context("spawn"), time.time()
+    results = context.Queue()
+    jobs = [context.Process(target=part, args=(rank, a, results), daemon=True) for rank in range(a.processes)]
+    for j in jobs:
+        j.start()
+    score, shown = collections.defaultdict(list), []
+    for _ in jobs:
+        s, w = results.get()
+        shown += w
+        for k, v in s.items():
+            score[k] += v
     kinds = list(talk.WEIGHTS) + list(talk.TEXT_KINDS)
-    lines = []
-    for variant in models:
-        lines += [f"{variant}:", "", "| question | " + " | ".join(groups) + " |", "|---" * (len(groups) + 1) + "|"]
-        for kind in kinds:
-            cell = lambda g: f"{100 * np.mean(score[g, kind][variant]):.1f}" if (g, kind) in score else ""
-            lines.append(f"| {kind} | " + " | ".join(cell(g) for g in groups) + " |")
-        every = lambda g: [x for k in kinds if (g, k) in score for x in score[g, k][variant]]
-        lines += ["| all | " + " | ".join(f"{100 * np.mean(every(g)):.1f} ({len(every(g))})" for g in groups) + " |", ""]
-    text = "\n".join(lines)
-    print(text)
-    print(f"{time.time() - begin:.0f} s")
+    columns = [("float32: " + g, g, True) for g in BOTH] + [(g, g, False) for g in GROUPS]
+    head = ["question"] + [c[0] for c in columns]
+    rows = []
+    for kind in kinds:
+        have = [score.get(((g, kind), asis)) for _, g, asis in columns]
+        rows.append([kind] + [f"{100 * np.mean(h):.1f}" if h else "" for h in have])
+    pool = [[x for k in kinds for x in score.get(((g, k), asis), [])] for _, g, asis in columns]
+    rows.append(["all (answers)"] + [f"{100 * np.mean(x):.1f} ({len(x)})" for x in pool])
+    text = "\n".join("| " + " | ".join(r) + " |" for r in [head, ["---"] * len(head)] + rows) + "\n"
+    print(text, f"{time.time() - begin:.0f} s")
     if a.markdown:
-        with open(a.markdown, "w") as f:
-            f.write(text)
+        Path(a.markdown).write_text(text)
+    if a.wrong:
+        Path(a.wrong).write_text("\n\n".join(f"{k}\n{t}\nGUESS {g}" for k, t, g in shown))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Questions and answers. Every type has wordings that are trained on and wordings that are held out for measuring.
 
 An answer about shapes states the list of shapes from left to right first and then reads from it: the list is what the model
-is good at, and a look-up in text that already stands there is easy. In thinking mode the list stands in the reasoning.
+is good at, and a look-up in text that already stands there is easy. In thinking mode the list stands in the reasoning. Whether
+there is a circle, and how many, is answered by the list alone.
 """
 import random
 
@@ -92,7 +93,9 @@ FOLLOW_UPS = {
     "count": (["And how many shapes are there?", "And how many are there?"], ["And how many shapes do you see?"]),
     "describe": (["And what do you see?", "And what is in the {p}?"], ["And what can you see?"]),
 }
-WEIGHTS = {"describe": 10, "count": 7, "count kind": 6, "colour of": 16, "shape of": 16, "is there": 16, "side": 13, "where": 8, "background": 5}
+WEIGHTS = {"describe": 8, "count": 6, "count kind": 5, "colour of": 16, "shape of": 16, "is there": 8, "side": 10, "where": 14, "background": 4}
+
+DRILL = {"colour of": 6, "shape of": 5, "side": 2, "where": 6, "count": 1}
 
 
 def wording(rng, table, kind, held, fills):
@@ -108,7 +111,8 @@ def turn(kind, question, answer, listed=True):
 
 
 def ask(rng, sc, kind, held=False, follows=False):
-    """One question of this kind about the scene, or None when the scene does not allow it."""
+    """One question of this kind about the scene, or None when the scene does not allow it. Colours and shapes asked about are
+    there, and only once."""
     shapes, n = sc["shapes"], len(sc["shapes"])
     places = [s.strip() for s in SIDES[n]]
     single = [o for o in shapes if sum(q["shape"] == o["shape"] for q in shapes) == 1]
@@ -119,25 +123,16 @@ def ask(rng, sc, kind, held=False, follows=False):
         fills, answer = {}, f"That makes {NUMBERS[n]} shape{'' if n == 1 else 's'}."
     elif kind == "count kind":
         s = rng.choice(shapes)["shape"] if rng.random() < 0.65 else rng.choice(SHAPES)
-        k = sum(o["shape"] == s for o in shapes)
-        fills, answer = dict(S=plural(s)), f"That makes {NUMBERS[k]} {s if k == 1 else plural(s)}."
+        fills, answer = dict(S=plural(s)), ""
     elif kind == "colour of":
-        if rng.random() < 0.12:
-            s = rng.choice([s for s in SHAPES if all(o["shape"] != s for o in shapes)])
-            answer = f"There is no {s}."
-        elif single:
-            o = rng.choice(single)
-            s, answer = o["shape"], f"The {o['shape']} is {o['colour']}."
-        else:
+        if not single:
             return None
+        o = rng.choice(single)
+        s, answer = o["shape"], f"The {o['shape']} is {o['colour']}."
         fills = dict(s=s)
     elif kind == "shape of":
-        if rng.random() < 0.12:
-            k = rng.choice([k for k in COLOUR_NAMES if all(o["colour"] != k for o in shapes)])
-            answer = f"Nothing is {k}."
-        else:
-            o = rng.choice(shapes)
-            k, answer = o["colour"], f"The {o['colour']} shape is {a(o['shape'])}."
+        o = rng.choice(shapes)
+        k, answer = o["colour"], f"The {o['colour']} shape is {a(o['shape'])}."
         fills = dict(k=k)
     elif kind == "is there":
         o, form, yes = rng.choice(shapes), rng.random(), rng.random() < 0.5
@@ -148,13 +143,8 @@ def ask(rng, sc, kind, held=False, follows=False):
             c, s = (o["colour"], rng.choice(SHAPES)) if rng.random() < 0.5 else (rng.choice(COLOUR_NAMES), o["shape"])
         else:
             c, s = rng.choice(COLOUR_NAMES), rng.choice(SHAPES)
-        if form < 0.3:
-            w, there = s, any(x["shape"] == s for x in shapes)
-        elif form < 0.6:
-            w, there = f"{c} shape", any(x["colour"] == c for x in shapes)
-        else:
-            w, there = f"{c} {s}", any(x["colour"] == c and x["shape"] == s for x in shapes)
-        fills, answer = dict(w=a(w)), f"Yes, there is {a(w)}." if there else f"No, there is no {w}."
+        w = s if form < 0.3 else f"{c} shape" if form < 0.6 else f"{c} {s}"
+        fills, answer = dict(w=a(w)), ""
     elif kind == "side":
         if n == 1:
             at, answer = rng.choice(["on the left", "in the middle", "on the right"]), "It is the only shape."
@@ -238,7 +228,7 @@ SUMS = (["What is {x} plus {y}?", "What is {x} + {y}?", "{x} + {y}", "{x} + {y} 
 SYSTEM = ["You are a helpful assistant.", "Answer briefly.", "You are a friendly demo.", "You answer questions about pictures.", "Be polite.", "You are a small model.", "Answer in English.", "You are a helpful assistant. Answer briefly.",
           "Be kind and short.", "Please help the user.", "You describe pictures of shapes."]
 SYSTEM_HELD = ["You are a kind assistant.", "Answer the questions about the picture."]
-TEXT_KINDS = {"talk": 42, "sum": 22, "beyond": 18, "no picture": 18}
+TEXT_KINDS = {"talk": 36, "sum": 36, "beyond": 13, "no picture": 15}
 
 
 def without_picture(rng, kind=None, held=False):
@@ -279,8 +269,8 @@ def loosely(rng, text):
 def spoken(sc, t, thinking):
     """(reasoning or None, answer) of a turn."""
     if thinking:
-        return (reasoning(sc) if sc and t["kind"] in WEIGHTS else REASONS[t["kind"]]), t["answer"]
-    return None, (listing(sc) + " " if t["listed"] else "") + t["answer"]
+        return (reasoning(sc) if sc and t["kind"] in WEIGHTS else REASONS[t["kind"]]), t["answer"] or listing(sc)
+    return None, " ".join(filter(None, [listing(sc) if t["listed"] else "", t["answer"]]))
 
 
 if __name__ == "__main__":

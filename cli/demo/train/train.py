@@ -36,8 +36,9 @@ def arguments():
     p.add_argument("--vision-share", type=float, default=0.12, help="the tower's share of --rate")
     p.add_argument("--frozen", type=float, default=0.15, help="the share of --all in which the tower stays as it is")
     p.add_argument("--tower-pictures", type=int, default=24)
-    p.add_argument("--pictures", type=int, default=12)
-    p.add_argument("--texts", type=int, default=4)
+    p.add_argument("--early", type=int, nargs=3, default=[8, 4, 12], help="rows with pictures, rows without and drills of a step, in the first half")
+    p.add_argument("--late", type=int, nargs=3, default=[12, 4, 4])
+    p.add_argument("--early-share", type=float, default=0.45)
     p.add_argument("--budget", type=int, default=132, help="tokens of a conversation, about")
     p.add_argument("--processes", type=int, default=4)
     p.add_argument("--seed", type=int, default=1)
@@ -54,6 +55,7 @@ def train(rank, a, meeting):
     import pictures
     from model import Config, Labels, Model
 
+    os.setsid()  # where a scheduler shares by session, each process is to count for itself
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=a.processes, timeout=datetime.timedelta(minutes=10))
     torch.manual_seed(a.seed)
@@ -112,7 +114,7 @@ def train(rank, a, meeting):
         flat *= min(1.0, 1.0 / (norm + 1e-6))
         for g, x in zip(grads, flat.split([g.numel() for g in grads])):
             g.copy_(x.view_as(g))
-        now = top * min(1, (step + 1) / 60) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1, part))))
+        now = top * min(1, (step + 1) / 30) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1, part))))
         for g in opt.param_groups:
             g["lr"] = now * g["share"]
         opt.step()
@@ -143,7 +145,7 @@ def train(rank, a, meeting):
     while part < 1:
         for module in (m.visual, heads):
             module.requires_grad_(part >= a.frozen)
-        b = tensors(data.batch(rng, writer, a.pictures // a.processes, a.texts // a.processes, a.budget))
+        b = tensors(data.batch(rng, writer, *(n // a.processes for n in (a.early if part < a.early_share else a.late)), a.budget))
         logits, seen = m(b)
         answer = F.cross_entropy(logits, b["goal"])
         dense, reads = heads(seen, b, words())
