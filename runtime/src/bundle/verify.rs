@@ -195,16 +195,13 @@ impl Check<'_> {
         }
         self.plain(&name("grid"), DType::I32, &[2])?;
         let grid = self.tensors.get(&name("grid"))?.i32s().unwrap_or(&[]);
-        let side = |index: usize| grid.get(index).and_then(|side| usize::try_from(*side).ok());
-        let patches = match (side(0), side(1)) {
-            (Some(rows), Some(columns)) => rows.checked_mul(columns),
-            _ => None,
+        let side = |index: usize| {
+            let side = grid.get(index).and_then(|side| usize::try_from(*side).ok());
+            side.filter(|side| *side > 0 && side.is_multiple_of(vision.merge))
         };
-        let patches = patches.filter(|count| *count > 0 && count.is_multiple_of(vision.merged())).ok_or_else(|| {
-            wrong(
-                &name("grid"),
-                format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge),
-            )
+        let patches = side(0).zip(side(1)).and_then(|(rows, columns)| rows.checked_mul(columns));
+        let patches = patches.ok_or_else(|| {
+            wrong(&name("grid"), format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge))
         })?;
         self.f32(&name("patches"), &[patches, vision.patch_values()])?;
         self.f32(&name("vision"), &[patches / vision.merged(), vision.out])

@@ -168,3 +168,75 @@ fn caught(
     }
     packed.map_err(|error| ExportError(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::super::safetensors::Tensors;
+    use super::*;
+
+    /// A matrix of `rows` x `columns` values as the only tensor of a safetensors file.
+    fn source(name: &str, rows: usize, columns: usize, values: &[u8]) -> Source {
+        let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[0,{}]}}}}"#, values.len());
+        let path = std::env::temp_dir().join(format!("{name}-{}.safetensors", std::process::id()));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend(values);
+        fs::write(&path, file).unwrap();
+        let tensors = Tensors::file(&path).unwrap();
+        // The open file outlives its name.
+        fs::remove_file(&path).unwrap();
+        tensors.get("w").unwrap().clone()
+    }
+
+    fn fixture(name: &str) -> Vec<u8> {
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../host-ops/tests/fixtures").join(name)).unwrap()
+    }
+
+    fn floats(bytes: &[u8]) -> Vec<f32> {
+        bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
+    }
+
+    /// A `[k, n]` matrix as the checkpoint's `[n, k]`.
+    fn transposed(bytes: &[u8], k: usize, n: usize) -> Vec<u8> {
+        (0..n * k).flat_map(|at| bytes[(at % k * n + at / k) * 4..][..4].to_vec()).collect()
+    }
+
+    #[test]
+    fn golden_streams_come_out_of_a_checkpoint() {
+        let (matrix, bias, golden) = (fixture("gemm.b.f32"), floats(&fixture("gemm.bias.f32")), fixture("gemm.stream.u8"));
+        let n = bias.len();
+        let k = matrix.len() / 4 / n;
+        let source = source("golden-stream", n, k, &transposed(&matrix, k, n));
+        let layout = BStream::new(Format::Bfp16, k, n, true).unwrap();
+        let mut out = vec![0; layout.bytes()];
+        let rows = |row: usize, out: &mut [f32]| read_row(&source, k, row, 0, out);
+        pack_stream(&Pool::new(2), &layout, &rows, Some(&bias), &mut out).unwrap();
+        assert!(out == golden);
+    }
+
+    #[test]
+    fn golden_head_rows_come_out_of_a_checkpoint() {
+        let (matrix, golden) = (fixture("head.w.f32"), fixture("head.bytes.u8"));
+        let columns = 512;
+        let rows = matrix.len() / 4 / columns;
+        let source = source("golden-head", rows, columns, &matrix);
+        let layout = Rows::new(Format::Bfp16, rows, columns).unwrap();
+        let mut out = vec![0; layout.bytes()];
+        let read = |row: usize, out: &mut [f32]| read_row(&source, columns, row, 0, out);
+        pack_rows(&Pool::new(2), &layout, &read, &mut out).unwrap();
+        assert!(out == golden);
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_is_an_error() {
+        let source = source("short-row", 8, 512, &vec![0; 8 * 512 * 4]);
+        let layout = Rows::new(Format::Bfp16, 16, 512).unwrap();
+        let mut out = vec![0; layout.bytes()];
+        let read = |row: usize, out: &mut [f32]| read_row(&source, 512, row, 0, out);
+        let error = pack_rows(&Pool::new(2), &layout, &read, &mut out).unwrap_err();
+        assert!(error.0.starts_with("cannot read the weights: "), "{error}");
+    }
+}
