@@ -19,7 +19,9 @@ fn another_reader_loads_what_we_export() {
     assert_eq!(theirs.xclbins().count(), ours.manifest.xclbins.len());
     for record in theirs.tagged("gemm") {
         let gemm = &ours.manifest.gemms[record.field(0).unwrap()];
-        for (key, value) in [("M", gemm.m), ("K", gemm.k), ("N", gemm.n), ("lda", gemm.lda), ("c_stride", gemm.c_stride)] {
+        for (key, value) in
+            [("M", gemm.m), ("K", gemm.k), ("N", gemm.n), ("lda", gemm.lda), ("c_stride", gemm.c_stride)]
+        {
             assert_eq!(record.get::<usize>(key).unwrap(), value, "{} {key}", gemm.key);
         }
         assert!(theirs.path(record.str("insts").unwrap()).is_file());

@@ -168,7 +168,8 @@ fn write_bundle(out: &Path, size: &Size, layers: usize) -> Result<u64, String> {
     let nothing = Value::Null;
     let options = ExportOptions::new(PathBuf::new(), PathBuf::new());
     let generation = json!({"eos_token_id": [size.words + 2, size.words]});
-    let manifest = manifest_for(&config(size, layers), &generation, &nothing, &options).map_err(|error| error.to_string())?;
+    let manifest =
+        manifest_for(&config(size, layers), &generation, &nothing, &options).map_err(|error| error.to_string())?;
     fs::create_dir(out).map_err(|error| format!("cannot create {}: {error}", out.display()))?;
     let written = files(out, size, &manifest).map_err(|error| format!("cannot write {}: {error}", out.display()));
     let checked = written.and_then(|bytes| Bundle::open(out).map(|_| bytes).map_err(|error| error.to_string()));

@@ -201,7 +201,10 @@ impl Check<'_> {
         };
         let patches = side(0).zip(side(1)).and_then(|(rows, columns)| rows.checked_mul(columns));
         let patches = patches.ok_or_else(|| {
-            wrong(&name("grid"), format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge))
+            wrong(
+                &name("grid"),
+                format!("{grid:?}; expected rows and columns of patches that merge by {}", vision.merge),
+            )
         })?;
         self.f32(&name("patches"), &[patches, vision.patch_values()])?;
         self.f32(&name("vision"), &[patches / vision.merged(), vision.out])

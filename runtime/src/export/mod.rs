@@ -212,14 +212,14 @@ fn copy_kernels(staging: &staging::Staging, manifest: &Manifest, other: &Bundle)
     Ok(())
 }
 
+/// Takes a file of a bundle: its name inside the bundle, and its bytes.
+pub type WriteFile<'a> = dyn FnMut(&str, &[u8]) -> Result<(), ExportError> + 'a;
+
 /// Makes the reference kernels that a manifest names and hands each file to `write`.
 ///
 /// # Errors
 /// A shape that the reference kernels cannot have, or an error of `write`.
-pub fn write_kernels(
-    manifest: &Manifest,
-    write: &mut dyn FnMut(&str, &[u8]) -> Result<(), ExportError>,
-) -> Result<(), ExportError> {
+pub fn write_kernels(manifest: &Manifest, write: &mut WriteFile<'_>) -> Result<(), ExportError> {
     for (key, xclbin) in &manifest.xclbins {
         let kind = if manifest.gemvs.values().any(|gemv| gemv.ctx == *key) { Kind::Gemv } else { Kind::Gemm };
         write(&xclbin.path, &reference::xclbin(kind))?;

@@ -179,7 +179,8 @@ mod tests {
 
     /// A matrix of `rows` x `columns` values as the only tensor of a safetensors file.
     fn source(name: &str, rows: usize, columns: usize, values: &[u8]) -> Source {
-        let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[0,{}]}}}}"#, values.len());
+        let header =
+            format!(r#"{{"w":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[0,{}]}}}}"#, values.len());
         let path = std::env::temp_dir().join(format!("{name}-{}.safetensors", std::process::id()));
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend(header.as_bytes());
@@ -206,7 +207,8 @@ mod tests {
 
     #[test]
     fn golden_streams_come_out_of_a_checkpoint() {
-        let (matrix, bias, golden) = (fixture("gemm.b.f32"), floats(&fixture("gemm.bias.f32")), fixture("gemm.stream.u8"));
+        let (matrix, bias, golden) =
+            (fixture("gemm.b.f32"), floats(&fixture("gemm.bias.f32")), fixture("gemm.stream.u8"));
         let n = bias.len();
         let k = matrix.len() / 4 / n;
         let source = source("golden-stream", n, k, &transposed(&matrix, k, n));

@@ -1,13 +1,11 @@
-//! Bundles: what the exporter makes of checkpoints, and what the reader refuses.
-
-mod common;
+//! What the exporter makes of checkpoints.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use common::{Checkpoint, Shape, Weights};
+use crate::common::{Checkpoint, Shape, Weights};
 use half::bf16;
 use host_ops::pack::{BStream, Format, Rows};
 use runtime::bundle::{Bundle, GemmRecord, LayerKind, WeightFormat};
@@ -421,7 +419,7 @@ fn checkpoints_that_contradict_themselves() {
 fn the_oracle_exports() {
     let Some(oracle) = std::env::var_os("QWEN35_ORACLE").map(PathBuf::from) else { return };
     for (model, refs) in [("tiny-qwen35", 12), ("tiny-qwen35-gva", 12)] {
-        let folder = common::folder(&format!("oracle-{model}"));
+        let folder = crate::common::folder(&format!("oracle-{model}"));
         for format in [WeightFormat::Bfp16, WeightFormat::F32] {
             let mut options = ExportOptions::new(oracle.join(model).join("checkpoint"), folder.join(format.name()));
             options.refs = Some(oracle.join(model).join("A"));

@@ -1,13 +1,11 @@
 //! What the reader refuses, and how it says so. Each case spoils one thing of a good bundle and puts it back.
 
-mod common;
-
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use common::{Checkpoint, Shape};
+use crate::common::{Checkpoint, Shape};
 use runtime::bundle::{Bundle, BundleError};
 use runtime::export::{ExportOptions, export};
 
@@ -85,15 +83,27 @@ fn manifests() {
         ("gemm o ctx=gemm", "gemm lin ctx=gemm", "a second `gemm lin`"),
         ("gemm o ctx=gemm", "gemm p ctx=gemm", "no `gemm o` above this line"),
         ("gemm o ctx=gemm M=256 K=512", "gemm o ctx=gemm M=256 K=500", "b_bytes is 294912, but 500 x 512 weights"),
-        ("gemm o ctx=gemm M=256 K=512 N=512 lda=512", "gemm o ctx=gemm M=256 K=512 N=512 lda=511", "lda 511 is less than K 512"),
+        (
+            "gemm o ctx=gemm M=256 K=512 N=512 lda=512",
+            "gemm o ctx=gemm M=256 K=512 N=512 lda=511",
+            "lda 511 is less than K 512",
+        ),
         ("gemm o ctx=gemm M=256 K=512 N=512", "gemm o ctx=gemm K=512 N=512", "`gemm` needs `M=`"),
-        ("gemm o ctx=gemm M=256", "gemm o ctx=gemm M=18446744073709551615", "`M=18446744073709551615`: expected a whole number"),
+        (
+            "gemm o ctx=gemm M=256",
+            "gemm o ctx=gemm M=18446744073709551615",
+            "`M=18446744073709551615`: expected a whole number",
+        ),
         ("bias=0", "bias=2", "`bias=2`: expected 0 or 1"),
         ("bias=0", "bias=1", "or 1474560 with biases"),
         ("gemm_chunks lin 2", "gemm_chunks lin 3", "chunks `3`; expected 2, one more than the record before"),
         ("a_elems=262144", "a_elems=262145", "a_elems 262145 for 512 rows of stride 512; expected 262144 to 262144"),
         ("gemv o ctx=gemv M=512", "gemv o ctx=gemv M=1024", "4 * w_words is 294912"),
-        ("gemv head ctx=gemv M=320 K=512 w_words=46080", "gemv head ctx=gemv M=256 K=512 w_words=36864", "expected head_rows x D, 320 x 512"),
+        (
+            "gemv head ctx=gemv M=320 K=512 w_words=46080",
+            "gemv head ctx=gemv M=256 K=512 w_words=36864",
+            "expected head_rows x D, 320 x 512",
+        ),
         ("tokcase - ,", "tokcase zz ,", "`zz`: expected UTF-8 text in hex, or `-`"),
         ("tokcase 78 7,8", "tokcase 78 7,x", "expected comma-separated token ids"),
         ("tokcase 78 7,8", "tokcase 78", "`tokcase` needs a list of ids as field 2"),
@@ -164,7 +174,7 @@ fn reference_tensors() {
         edited(&bundle, name, &line, &line.replace(from, to))
     };
     says(&spoiled("ref.plain.tokens ", " i32 ", " f32 "), "f32 [2]; expected i32");
-    says(&spoiled("ref.plain.top_ids ", " 2,2 ", " 1,2 ").as_str(), "make 8");
+    says(&spoiled("ref.plain.top_ids ", " 2,2 ", " 1,2 "), "make 8");
     says(&spoiled("ref.image.rgb ", " 2,3,3 ", " 2,9 "), "u8 [2, 9]; expected u8 [H, W, 3]");
     says(&spoiled("ref.image.patches ", " 4,768 ", " 8,384 "), "f32 [8, 384]; expected f32 [4, 768]");
     // Bytes of the data itself.
@@ -217,7 +227,14 @@ fn directories_that_are_no_bundles() {
     says(&message(&bundle.join("manifest.txt")), "it is a file; a bundle is a directory");
     says(&message(&bundle.join("kernels")), "it has no manifest.txt");
     says(&message(&checkpoint.dir), "it has no manifest.txt");
-    for name in ["manifest.txt", "tensors.txt", "tensors.bin", "tokenizer.json", "kernels/gemm.xclbin", "kernels/o.x2.insts.bin"] {
+    for name in [
+        "manifest.txt",
+        "tensors.txt",
+        "tensors.bin",
+        "tokenizer.json",
+        "kernels/gemm.xclbin",
+        "kernels/o.x2.insts.bin",
+    ] {
         let (there, away) = (bundle.join(name), checkpoint.folder.join("away"));
         fs::rename(&there, &away).unwrap();
         says(&message(&bundle), name);
@@ -273,7 +290,9 @@ fn a_file_that_shrinks_while_open() {
     bundle.read_at("ln_f", 4, &mut read[..8]).unwrap();
     assert_eq!(read[..8], whole[4..12]);
     assert!(bundle.read_at("ln_f", whole.len() - 4, &mut read[..8]).is_err());
-    assert!(bundle.read_into("ln_f", &mut [0; 5]).unwrap_err().to_string().contains("2048 bytes, but the buffer has 5"));
+    assert!(
+        bundle.read_into("ln_f", &mut [0; 5]).unwrap_err().to_string().contains("2048 bytes, but the buffer has 5")
+    );
     assert!(bundle.read_into("nothing", &mut [0; 5]).unwrap_err().to_string().contains("missing"));
     fs::OpenOptions::new().write(true).open(path.join("tensors.bin")).unwrap().set_len(100).unwrap();
     assert!(matches!(bundle.tensor("ln_f"), Err(BundleError::Changed { found: 100, .. })));
