@@ -1,5 +1,6 @@
 //! The runtime's reference kernels on the software NPU's array: two readings of one contract, written apart, have to
 //! agree, and the numbers have to be those of plain loops over decoded weights.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use host_ops::bfp16;
 use npu_model::bench::Bench;

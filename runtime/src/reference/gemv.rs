@@ -9,7 +9,7 @@ use super::{Epilogue, Format, Kind, Order, SpecError, element_bytes, multiple};
 /// Results that are not split between columns.
 const BLOCK: usize = 64;
 
-/// y[M] = W[M, K] x[K] + bias.
+/// `y[M] = W[M, K] x[K] + bias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemvSpec {
     /// Results: a multiple of 64 (of 8 in row order).
