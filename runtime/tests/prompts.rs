@@ -2,6 +2,7 @@
 //!
 //! `fixtures/tokenizer.json` is a byte-level BPE of 2000 tokens with Qwen3.5's normalizer, pre-tokenizer and special
 //! tokens; `fixtures/prompts.json` holds the texts with transformers' answers.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use runtime::chat::{TextStream, Tokenizer, prompt};
 use runtime::model::positions;

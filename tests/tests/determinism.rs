@@ -1,6 +1,7 @@
 //! The same bits, however the work is cut: threads, commands in flight, pieces of a prompt, contexts that take turns.
 //!
 //! All on a tiny random model; what it says is gibberish, but it has to be the same gibberish.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! The sequence of requests by default is the one that is known to work on hardware: that of the `taconite` runtime,
 //! as recorded at the ioctl boundary, kind by kind and field by field. Ours adds VERSION and GET_CAP at the start, asks
 //! for a BO's address again once it is mapped, waits once for commands that went out together, and closes syncobjs.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -27,6 +27,9 @@ pub(super) struct Run<'a> {
     pub(super) probe: &'a mut Probe,
 }
 
+/// Writes the rows that go into the first layer.
+pub(super) type Fill<'a> = dyn FnMut(&Text, &mut [f32]) -> Result<(), ModelError> + 'a;
+
 /// Kernels and buffers of the input projection of one kind of layer.
 #[derive(Debug)]
 struct Input {
@@ -146,7 +149,7 @@ impl Text {
         &mut self,
         run: &mut Run<'_>,
         positions: &[[u32; 3]],
-        fill: &mut dyn FnMut(&Text, &mut [f32]) -> Result<(), ModelError>,
+        fill: &mut Fill<'_>,
     ) -> Result<(), ModelError> {
         let (n, d) = (positions.len(), self.params.hidden);
         let started = Instant::now();

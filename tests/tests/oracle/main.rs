@@ -2,6 +2,7 @@
 //!
 //! `QWEN35_ORACLE` names a folder with `tiny-qwen35` and `tiny-qwen35-gva`, each with a `checkpoint` and a set `A` of
 //! reference runs. Without it the tests say so and pass.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 
 mod safetensors;
 
@@ -28,6 +29,9 @@ fn oracle() -> Option<PathBuf> {
     }
     path
 }
+
+/// What passed a watch.
+type Taps = Vec<(Tap, Vec<f32>)>;
 
 /// A folder that goes with the test.
 struct Scratch(PathBuf);
@@ -140,7 +144,7 @@ fn hidden_states(chat: &mut Chat, folder: &Path) {
     let turn = Turn { system: None, images: &[], text: &record.prompt, thinking: record.thinking, max_new: 1 };
     let prompt = chat.prompt(&turn, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
 
-    let seen: Arc<Mutex<Vec<(Tap, Vec<f32>)>>> = Arc::default();
+    let seen: Arc<Mutex<Taps>> = Arc::default();
     let sink = Arc::clone(&seen);
     let model = chat.model_mut();
     model.watch(Some(Box::new(move |tap, _, rows| sink.lock().unwrap().push((tap, rows.to_vec())))));
