@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use taconite_bundle::{Manifest, Tensors};
+use taconite_bundle::{Manifest, Store};
 
 #[test]
 fn another_reader_loads_what_we_export() {
@@ -29,7 +29,7 @@ fn another_reader_loads_what_we_export() {
         assert_eq!(chunks + 1, gemm.chunks.len());
     }
     assert_eq!(theirs.tagged("gemv").count(), ours.manifest.gemvs.len());
-    let tensors = Tensors::load(&bundle).unwrap();
+    let tensors = Store::load(&bundle).unwrap();
     assert_eq!(tensors.f32("ln_f").unwrap(), ours.f32s("ln_f").unwrap());
     assert_eq!(tensors.bytes("l0.g.in").unwrap(), ours.tensor("l0.g.in").unwrap().bytes);
     std::fs::remove_dir_all(folder).unwrap();

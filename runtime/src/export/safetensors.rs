@@ -239,3 +239,73 @@ fn source(
     }
     Ok(Some(Source { name: name.to_owned(), element, shape, file: Arc::clone(file), offset: start + offsets[0] }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// What the reader says of a file with this header and this many bytes of data.
+    fn opened(name: &str, header: &str, data: usize) -> Result<Tensors, String> {
+        let path = std::env::temp_dir().join(format!("{name}-{}.safetensors", std::process::id()));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.resize(file.len() + data, 0x3F);
+        fs::write(&path, file).unwrap();
+        let outcome = Tensors::file(&path).map_err(|error| error.0);
+        fs::remove_file(&path).unwrap();
+        outcome
+    }
+
+    #[test]
+    fn element_types() {
+        let header = r#"{"__metadata__":{"format":"pt"},
+            "a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
+            "b":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]},
+            "c":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},
+            "d":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[12,16]}}"#;
+        let tensors = opened("types", header, 16).unwrap();
+        assert_eq!(tensors.get("a").unwrap().f32s().unwrap(), [f32::from_bits(0x3F3F_3F3F)]);
+        assert_eq!(tensors.get("b").unwrap().f32s().unwrap(), [f32::from_bits(0x3F3F_0000); 2]);
+        assert_eq!(tensors.get("c").unwrap().f32s().unwrap(), [1.811_523_4; 2]);
+        assert!(tensors.get("d").unwrap_err().0.contains("no tensor `d` of type F32, BF16"));
+        let message = tensors.shaped("b", &[1, 2]).unwrap_err().0;
+        assert_eq!(message, "tensor `b` is [2]; the configuration says [1, 2]");
+    }
+
+    #[test]
+    fn headers_that_make_no_sense() {
+        let message = |header: &str, data: usize| opened("header", header, data).map(|_| ()).unwrap_err();
+        let entry = |rest: &str| format!(r#"{{"a":{{"dtype":"F32",{rest}}}}}"#);
+        for (header, expected) in [
+            ("[]".to_owned(), "the header is no JSON object"),
+            ("{".to_owned(), "bad header"),
+            (r#"{"a":{}}"#.to_owned(), "tensor `a`: no `dtype`"),
+            (entry(r#""shape":[-1],"data_offsets":[0,4]"#), "no `shape` of whole numbers"),
+            (entry(r#""shape":[1],"data_offsets":[0]"#), "no `data_offsets` of two numbers"),
+            (entry(r#""shape":[2],"data_offsets":[0,4]"#), "does not fill data_offsets [0, 4]"),
+            (entry(r#""shape":[1],"data_offsets":[4,0]"#), "does not fill data_offsets [4, 0]"),
+            (entry(r#""shape":[1],"data_offsets":[4,8]"#), "the file is cut short"),
+            (entry(r#""shape":[99999999999,99999999999],"data_offsets":[0,4]"#), "does not fill"),
+        ] {
+            let message = message(&header, 4);
+            assert!(message.contains(expected), "{header}: {message}");
+        }
+    }
+
+    #[test]
+    fn lengths_that_make_no_sense() {
+        let path = std::env::temp_dir().join(format!("length-{}.safetensors", std::process::id()));
+        for (bytes, expected) in [
+            (&b"abc"[..], "shorter than a safetensors header"),
+            (&[0xFF; 20], "not a safetensors file, or cut short"),
+            (&[100, 0, 0, 0, 0, 0, 0, 0, b'{'], "not a safetensors file, or cut short"),
+        ] {
+            fs::write(&path, bytes).unwrap();
+            let message = Tensors::file(&path).map(|_| ()).unwrap_err().0;
+            assert!(message.contains(expected), "{message}");
+        }
+        fs::remove_file(&path).unwrap();
+    }
+}
