@@ -38,19 +38,17 @@ pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded
         DeviceChoice::Model => on_model(path, bundle, run, vision),
         DeviceChoice::Node(node) => on_node(bundle, node, run, vision),
         DeviceChoice::Npu => on_node(bundle, &npu::usable()?, run, vision),
-        DeviceChoice::Auto => {
-            let attempt = match npu::fits(&bundle).and_then(|()| npu::usable()) {
-                Ok(node) => on_node(bundle, &node, run, vision),
-                Err(reason) => Err(reason),
-            };
-            match attempt {
-                Err(reason @ (CliError::Device(_) | CliError::Chat(ChatError::Npu(_)))) => {
-                    note(&format_args!("running on {SOFTWARE}, which is slow: {}", one_line(&reason)));
-                    on_model(path, open(path)?, run, vision)
-                }
-                other => other,
-            }
+        DeviceChoice::Auto if npu::is_for_software(&bundle)? => {
+            note(&format_args!("running on {SOFTWARE}: this bundle's kernels are made for it alone"));
+            on_model(path, bundle, run, vision)
         }
+        DeviceChoice::Auto => match npu::usable().and_then(|node| on_node(bundle, &node, run, vision)) {
+            Err(reason @ (CliError::Device(_) | CliError::Chat(ChatError::Npu(_)))) => {
+                note(&format_args!("running on {SOFTWARE}, which is slow: {}", one_line(&reason)));
+                on_model(path, open(path)?, run, vision)
+            }
+            other => other,
+        },
     }
 }
 
@@ -87,12 +85,17 @@ fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Resu
 fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Duration) -> Result<Chat, CliError> {
     let options =
         LoadOptions { max_ctx: run.max_ctx, threads: run.threads, vision, deadline, ..LoadOptions::default() };
+    let path = bundle.dir().to_owned();
     let mut line = ProgressLine::new();
-    let chat = Chat::load(bundle, npu, options, &mut |progress| match progress {
+    Chat::load(bundle, npu, options, &mut |progress| match progress {
         Progress::Tokenizer => line.show(|| "loading the tokenizer".into()),
         Progress::Kernels { done, total } => line.share("loading kernels", done as u64, total as u64),
         Progress::Weights { done, total } => line.share("loading weights", done, total),
         Progress::Ready => line.clear(),
-    })?;
-    Ok(chat)
+    })
+    .map_err(|error| match error {
+        ChatError::Bundle(source) => CliError::Bundle { path, source },
+        source @ ChatError::Tokenizer(_) => CliError::Tokenizer { path, source },
+        other => other.into(),
+    })
 }

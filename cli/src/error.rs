@@ -4,7 +4,7 @@ use crate::arguments::UsageError;
 use runtime::ChatError;
 use runtime::bundle::BundleError;
 use runtime::export::ExportError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why the program did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -23,12 +23,20 @@ pub(crate) enum CliError {
     #[error("interrupted")]
     Interrupted,
     /// The bundle is not usable.
-    #[error("bundle {}: {source}", path.display())]
+    #[error("{}", of_bundle(path, source))]
     Bundle {
         /// Which.
         path: PathBuf,
         /// What is wrong with it.
         source: BundleError,
+    },
+    /// The bundle's tokenizer is not usable.
+    #[error("bundle {}: {source}", path.display())]
+    Tokenizer {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ChatError,
     },
     /// Loading or answering failed.
     #[error(transparent)]
@@ -76,6 +84,12 @@ impl CliError {
             _ => 1,
         }
     }
+}
+
+/// The message, with the bundle's path where it does not hold it already.
+fn of_bundle(path: &Path, source: &BundleError) -> String {
+    let (path, message) = (path.display().to_string(), source.to_string());
+    if message.contains(&path) { message } else { format!("bundle {path}: {message}") }
 }
 
 /// An error on one line, whatever its parts put into it.

@@ -274,6 +274,9 @@ fn value(name: &str, random: f32) -> f32 {
         0.1 * random
     } else if name.contains("conv1d") {
         0.5 * random
+    } else if name.contains("attn") {
+        // What was said before has to outweigh the last word.
+        0.2 * random
     } else {
         0.08 * random
     }

@@ -125,3 +125,22 @@ pub fn rewrite_text(file: &Path, edit: impl FnOnce(&str) -> String) {
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/images").join(name)
 }
+
+/// The tiny bundle with kernels that the software NPU does not recognise as ours, as if they were for a real array.
+pub fn opaque() -> &'static Path {
+    static OPAQUE: OnceLock<PathBuf> = OnceLock::new();
+    OPAQUE.get_or_init(|| {
+        broken("opaque", |folder| {
+            for entry in std::fs::read_dir(folder.join("kernels")).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_some_and(|end| end == "xclbin") {
+                    rewrite(&path, |bytes| {
+                        let marker = driver_tests::tiny::MARKER;
+                        let at = bytes.windows(marker.len()).position(|part| part == marker).unwrap();
+                        bytes[at..at + marker.len()].fill(0x55);
+                    });
+                }
+            }
+        })
+    })
+}
