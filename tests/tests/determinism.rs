@@ -88,7 +88,7 @@ fn threads_and_commands_in_flight_change_no_bit() {
         let got = bits(&mut chat, &prompt, usize::MAX);
         match &first {
             Some(first) => {
-                assert!(*first == got, "{threads} threads, {commands_in_flight} in flight, coherent {coherent}")
+                assert!(*first == got, "{threads} threads, {commands_in_flight} in flight, coherent {coherent}");
             }
             None => first = Some(got),
         }

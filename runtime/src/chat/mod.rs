@@ -142,7 +142,7 @@ impl Chat {
             timing.prefill = started.elapsed();
             return Ok(());
         }
-        let first = choose(self.model.logits()?);
+        let first = choose(self.model.logits()?)?;
         timing.prefill = started.elapsed();
 
         let started = Instant::now();
@@ -253,8 +253,8 @@ impl Chat {
 }
 
 /// The largest logit's token, the lowest of equals.
-fn choose(logits: &[f32]) -> u32 {
-    host_ops::sample::argmax(logits).unwrap_or(0) as u32
+fn choose(logits: &[f32]) -> Result<u32, ModelError> {
+    host_ops::sample::argmax(logits).map(|token| token as u32).ok_or(ModelError::NoNumbers)
 }
 
 struct Steps<'a> {
@@ -267,6 +267,6 @@ impl Decoder for Steps<'_> {
 
     fn next(&mut self, token: u32) -> Result<u32, ModelError> {
         self.taken += 1;
-        Ok(choose(self.model.decode(token)?))
+        choose(self.model.decode(token)?)
     }
 }

@@ -56,6 +56,9 @@ pub enum ModelError {
     /// A picture that cannot be prepared.
     #[error(transparent)]
     Image(#[from] host_ops::image::ImageError),
+    /// Logits without one number among them.
+    #[error("the logits are not numbers: the bundle's weights or the NPU's results are damaged; run `check`")]
+    NoNumbers,
     /// No vision tower.
     #[error("this bundle has no vision tower, or it was not loaded")]
     NoVision,
