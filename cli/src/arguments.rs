@@ -72,6 +72,11 @@ pub(crate) enum Request {
         threads: usize,
     },
     Devices,
+    Inspect {
+        path: PathBuf,
+        json: bool,
+        ops: bool,
+    },
     Help(Option<Command>),
     Version,
 }
@@ -130,6 +135,8 @@ struct Given {
     vision: Option<bool>,
     f32: Option<bool>,
     kernels_from: Option<PathBuf>,
+    json: bool,
+    ops: bool,
 }
 
 /// Parses what follows the program's name.
@@ -201,6 +208,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
             threads: given.threads,
         },
         Command::Devices => Request::Devices,
+        Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
     })
 }
 
@@ -230,6 +238,8 @@ impl Given {
             Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
             Flag::Format => self.f32 = Some(either(spec, value, "f32", "bfp16", "bfp16 or f32")?),
             Flag::KernelsFrom => self.kernels_from = Some(value.into()),
+            Flag::Json => self.json = true,
+            Flag::Ops => self.ops = true,
             // Answered before anything else is looked at.
             Flag::Help | Flag::Version => {}
         }

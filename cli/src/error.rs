@@ -52,6 +52,14 @@ pub(crate) enum CliError {
         /// Why not.
         what: String,
     },
+    /// A file is not what it should be, or damaged.
+    #[error("{}: {what}", path.display())]
+    Inspect {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it, and where.
+        what: String,
+    },
     /// A prompt cannot be read.
     #[error("prompt from {from}: {what}")]
     Prompt {

@@ -8,6 +8,7 @@ pub(crate) enum Command {
     Export,
     Demo,
     Devices,
+    Inspect,
 }
 
 /// A command, its words and its place in the help.
@@ -51,6 +52,13 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         positional: &[],
         help: "lists the NPUs of this machine, and what keeps them from being used",
     },
+    CommandSpec {
+        command: Command::Inspect,
+        word: "inspect",
+        positional: &["file"],
+        help: "explains an xclbin, a PDI, an instruction stream, a recorded trace or a bundle, or says where it is \
+               damaged",
+    },
 ];
 
 /// What a flag is, for the parser's `match`.
@@ -71,6 +79,8 @@ pub(crate) enum Flag {
     Vision,
     Format,
     KernelsFrom,
+    Json,
+    Ops,
     Help,
     Version,
 }
@@ -91,7 +101,8 @@ const TALKS: &[Command] = &[Command::Chat, Command::Demo];
 const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
 const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export];
 const EXPORTS: &[Command] = &[Command::Export];
-const ALL: &[Command] = &[Command::Chat, Command::Check, Command::Export, Command::Demo, Command::Devices];
+const INSPECTS: &[Command] = &[Command::Inspect];
+const ALL: &[Command] = &[Command::Chat, Command::Check, Command::Export, Command::Demo, Command::Devices, Command::Inspect];
 
 const fn switch(flag: Flag, name: &'static str, commands: &'static [Command], help: &'static str) -> FlagSpec {
     FlagSpec { flag, name, value: None, repeats: false, help, commands }
@@ -155,6 +166,8 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         EXPORTS,
         "take kernels and shapes from this bundle, so that a fine-tune runs on published kernels",
     ),
+    switch(Flag::Json, "json", INSPECTS, "say it in JSON"),
+    switch(Flag::Ops, "ops", INSPECTS, "list every operation, command or call, one a line"),
     switch(Flag::Help, "help", ALL, "show this"),
     switch(Flag::Version, "version", ALL, "show the version"),
 ];

@@ -11,6 +11,7 @@ mod export;
 mod flags;
 mod help;
 mod init;
+mod inspect;
 mod interrupt;
 mod npu;
 mod output;
@@ -56,6 +57,7 @@ fn run() -> Result<(), CliError> {
             export::run(&options)
         }
         Request::Devices => npu::list(),
+        Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
         Request::Help(command) => output::answer(&help::text(command)),
         Request::Version => output::answer(&format!("{} {}\n", help::NAME, env!("CARGO_PKG_VERSION"))),
     }

@@ -11,6 +11,7 @@ pub mod export;
 pub mod image;
 pub mod model;
 pub mod npu;
+pub mod pdi;
 pub mod reference;
 pub mod txn;
 pub mod xclbin;

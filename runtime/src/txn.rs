@@ -3,8 +3,20 @@
 //! Layouts as aie-rt and aiebu serialise them: the full form (v0.1 and every other version) and the optimised form
 //! (v1.0). Files hold binary words or one 8-digit hexadecimal word a line; their names do not tell which.
 
+mod dma;
+mod names;
+mod registers;
+
+pub use dma::{ShimDescriptor, Traffic};
+pub use names::code_name;
+pub use registers::{Place, Register};
+
+use dma::Dma;
+
 /// Buffer arguments that a dispatch can have.
 pub const MAX_ARGUMENTS: usize = 5;
+/// Arguments that a stream can name at all: one byte in the optimised form.
+const NAMEABLE_ARGUMENTS: usize = 256;
 
 /// Why a stream was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -14,22 +26,24 @@ pub enum TxnError {
     #[error("the file is a Git LFS pointer, not the stream itself; fetch it with `git lfs pull`")]
     LfsPointer,
     /// A line of the text form is no word.
-    #[error("line {line} is no 8-digit hexadecimal word")]
+    #[error("line {line} at byte {offset}: expected a word of 8 hexadecimal digits")]
     Text {
         /// The line, from 1.
         line: usize,
+        /// Byte offset in the text.
+        offset: usize,
     },
     /// Too short, or no multiple of four bytes.
-    #[error("{bytes} bytes are no instruction stream: it has a 16-byte header and 32-bit words")]
+    #[error("no instruction stream: it ends at byte {bytes}; expected a 16-byte header and whole 32-bit words")]
     Length {
         /// The file's size.
         bytes: usize,
     },
     /// An NPU1 sequence of 2023.
-    #[error("an NPU1 sequence of the old form (first word 0x00000011), not a TXN stream")]
+    #[error("byte 0: an NPU1 sequence of the old form (first word 0x00000011), not a TXN stream")]
     Legacy,
     /// The header's size is not the file's.
-    #[error("the header claims {header} bytes, the file holds {file}")]
+    #[error("byte 12: the header claims {header} bytes, there are {file}; the stream may be cut short")]
     Size {
         /// Bytes by the header.
         header: u32,
@@ -47,8 +61,10 @@ pub enum TxnError {
         what: String,
     },
     /// The operations end before the stream does.
-    #[error("{bytes} bytes follow the last of {operations} operations")]
+    #[error("byte {offset}: {bytes} bytes follow the last of {operations} operations")]
     Trailing {
+        /// Where the last operation ends.
+        offset: usize,
         /// Bytes left.
         bytes: usize,
         /// Operations by the header.
@@ -122,6 +138,10 @@ pub enum OperationKind {
     LoadPdi {
         /// The PDI's id.
         id: u16,
+        /// Bytes of the PDI.
+        size: u32,
+        /// Where it lies; 0 until patched.
+        address: u64,
     },
     /// An operation that carries no more than its code here: scratchpad, state table, timers, register reads.
     Other {
@@ -161,17 +181,31 @@ pub struct Stream {
     form: Form,
     text: bool,
     operations: Vec<Operation>,
+    traffic: Vec<Traffic>,
     extents: Vec<u64>,
     waits_for_outputs: bool,
 }
 
 impl Stream {
-    /// Reads a stream, binary or text, told apart by content. Version, generation and size of the array in the header
-    /// are not judged: captured streams are known to have garbage there and to run all the same.
+    /// Reads a stream that a dispatch can run, binary or text, told apart by content. Version, generation and size of
+    /// the array in the header are not judged: captured streams are known to have garbage there and to run all the
+    /// same.
+    ///
+    /// # Errors
+    /// Where the stream stops making sense, and why; or a buffer argument that a dispatch does not have.
+    pub fn parse(file: &[u8]) -> Result<Self, TxnError> {
+        Self::with_arguments(file, MAX_ARGUMENTS)
+    }
+
+    /// Reads a stream to look at it: as [`Stream::parse`], with more buffer arguments than a dispatch can have.
     ///
     /// # Errors
     /// Where the stream stops making sense, and why.
-    pub fn parse(file: &[u8]) -> Result<Self, TxnError> {
+    pub fn read(file: &[u8]) -> Result<Self, TxnError> {
+        Self::with_arguments(file, NAMEABLE_ARGUMENTS)
+    }
+
+    fn with_arguments(file: &[u8], most: usize) -> Result<Self, TxnError> {
         if file.starts_with(b"version https://git-lfs") {
             return Err(TxnError::LfsPointer);
         }
@@ -189,7 +223,7 @@ impl Stream {
         }
         let form = if bytes[..2] == [1, 0] { Form::Optimised } else { Form::Full };
         let mut operations = Vec::with_capacity((count as usize).min(bytes.len() / 4));
-        let mut dma = Dma::default();
+        let mut dma = Dma::new(most);
         let mut offset = 16;
         for index in 0..count {
             let fail = |what| TxnError::Operation { index, offset, what };
@@ -200,10 +234,12 @@ impl Stream {
             operations.push(operation);
         }
         if offset != bytes.len() {
-            return Err(TxnError::Trailing { bytes: bytes.len() - offset, operations: count });
+            return Err(TxnError::Trailing { offset, bytes: bytes.len() - offset, operations: count });
         }
         let waits_for_outputs = dma.outputs_waited_for();
-        Ok(Self { form, text, operations, extents: dma.extents, waits_for_outputs, bytes })
+        let traffic = dma.traffic;
+        let extents = traffic.iter().map(|traffic| traffic.end).collect();
+        Ok(Self { form, text, operations, traffic, extents, waits_for_outputs, bytes })
     }
 
     /// The stream as the device wants it, binary.
@@ -221,6 +257,11 @@ impl Stream {
         self.text
     }
 
+    /// Major and minor version by the header.
+    pub fn version(&self) -> (u8, u8) {
+        (self.bytes[0], self.bytes[1])
+    }
+
     /// Generation, rows and columns of the array by the header; NPU2 is (4, 6, 8).
     pub fn array(&self) -> (u8, u8, u8) {
         (self.bytes[2], self.bytes[3], self.bytes[4])
@@ -229,6 +270,22 @@ impl Stream {
     /// The operations, in order.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
+    }
+
+    /// The code of an operation of this stream: its first byte.
+    pub fn code(&self, operation: &Operation) -> u8 {
+        self.bytes.get(operation.offset).copied().unwrap_or(0)
+    }
+
+    /// The 32-bit words of an operation of this stream, code and size included.
+    pub fn words(&self, operation: &Operation) -> impl ExactSizeIterator<Item = u32> + '_ {
+        let bytes = self.bytes.get(operation.offset..operation.offset + operation.size).unwrap_or(&[]);
+        bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word))
+    }
+
+    /// What the stream does with each buffer argument; index = argument, as long as [`Stream::extents`].
+    pub fn traffic(&self) -> &[Traffic] {
+        &self.traffic
     }
 
     /// For each buffer argument, the end of what the stream's transfers reach, in bytes from the argument's start;
@@ -247,13 +304,16 @@ impl Stream {
 /// The words of the text form.
 fn words_of_text(file: &[u8]) -> Result<Vec<u8>, TxnError> {
     let mut out = Vec::with_capacity(file.len() / 2);
+    let mut next = 0;
     for (i, line) in file.split(|&b| b == b'\n').enumerate() {
+        let offset = next;
+        next += line.len() + 1;
         let line = line.trim_ascii();
         if line.is_empty() {
             continue;
         }
         let digits = std::str::from_utf8(line).ok().filter(|l| l.len() == 8);
-        let word = digits.and_then(|l| u32::from_str_radix(l, 16).ok()).ok_or(TxnError::Text { line: i + 1 })?;
+        let word = digits.and_then(|l| u32::from_str_radix(l, 16).ok()).ok_or(TxnError::Text { line: i + 1, offset })?;
         out.extend(word.to_le_bytes());
     }
     Ok(out)
@@ -315,7 +375,10 @@ fn operation(rest: &[u8], form: Form) -> Result<Operation, String> {
         4 | 7 => OperationKind::MaskPoll { address: w(a), value: w(v), mask: w(v + 1) },
         5 => OperationKind::Noop,
         6 => OperationKind::Preempt { level: rest[1] },
-        8 => OperationKind::LoadPdi { id: (w(0) >> 16) as u16 },
+        8 => {
+            let address = u64::from(w(2)) | u64::from(w(3)) << 32;
+            OperationKind::LoadPdi { id: (w(0) >> 16) as u16, size: w(1), address }
+        }
         128 => OperationKind::Wait {
             input: rest[8] != 0,
             row: rest[9],
@@ -335,96 +398,6 @@ fn operation(rest: &[u8], form: Form) -> Result<Operation, String> {
         _ => OperationKind::Other { code },
     };
     Ok(Operation { offset: 0, size, kind })
-}
-
-/// What a reader can know of the shim DMA: which argument a descriptor points at, and how far its tasks reach.
-#[derive(Debug, Default)]
-struct Dma {
-    /// By register of word 0.
-    descriptors: std::collections::BTreeMap<u32, Descriptor>,
-    extents: Vec<u64>,
-    /// Output channels with tasks that no wait has followed, as (column, channel).
-    open: std::collections::BTreeSet<(u32, u32)>,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Descriptor {
-    words: Option<[u32; 8]>,
-    target: Option<(u32, u64)>,
-}
-
-/// Registers of a shim tile's descriptors and task queues.
-const DESCRIPTORS: std::ops::Range<u32> = 0x1D000..0x1D200;
-const QUEUES: std::ops::Range<u32> = 0x1D200..0x1D220;
-
-impl Dma {
-    fn follow(&mut self, bytes: &[u8], operation: &Operation) -> Result<(), String> {
-        match operation.kind {
-            OperationKind::BlockWrite { address, words: 8 } if shim(address, &DESCRIPTORS) && address % 32 == 0 => {
-                let data = operation.offset + operation.size - 32;
-                let words = std::array::from_fn(|i| word(bytes, data + 4 * i));
-                self.descriptors.insert(address, Descriptor { words: Some(words), target: None });
-            }
-            OperationKind::Write { address, value } if shim(address, &QUEUES) && address % 8 == 4 => {
-                let column = address & !0x1FF_FFFF;
-                if address & 0x1F < 0x10 {
-                    self.open.insert((column >> 25, address >> 3 & 1));
-                }
-                let descriptor = self.descriptors.get(&(column + DESCRIPTORS.start + 32 * (value & 0xF)));
-                if let Some(&Descriptor { words: Some(words), target: Some((argument, offset)) }) = descriptor {
-                    let end = offset.saturating_add(reach(&words, u64::from(value >> 16 & 0xFF) + 1));
-                    let extent = &mut self.extents[argument as usize];
-                    *extent = end.max(*extent);
-                }
-            }
-            OperationKind::Wait { input: false, column, columns, channel, .. } => {
-                for column in u32::from(column)..u32::from(column) + u32::from(columns) {
-                    self.open.remove(&(column, u32::from(channel)));
-                }
-            }
-            OperationKind::Patch { register, argument, offset } => {
-                let address = register.wrapping_sub(4);
-                if !shim(address, &DESCRIPTORS) || address % 32 != 0 {
-                    return Err(format!("patch of register {register:#x}, which is not word 1 of a shim descriptor"));
-                }
-                if argument as usize >= MAX_ARGUMENTS {
-                    return Err(format!("patch with buffer argument {argument}; a dispatch has {MAX_ARGUMENTS}"));
-                }
-                self.extents.resize(self.extents.len().max(argument as usize + 1), 0);
-                self.descriptors.entry(address).or_default().target = Some((argument, offset));
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn outputs_waited_for(&self) -> bool {
-        self.open.is_empty()
-    }
-}
-
-/// Whether a register lies in row 0 and in the range.
-fn shim(address: u32, range: &std::ops::Range<u32>) -> bool {
-    range.contains(&(address & 0x1FF_FFFF))
-}
-
-/// Bytes from a descriptor's address to the end of what `runs` executions touch.
-fn reach(words: &[u32; 8], runs: u64) -> u64 {
-    let field = |word: usize, shift: u32, bits: u32| u64::from(words[word] >> shift & ((1 << bits) - 1));
-    let (length, w0, s0) = (u64::from(words[0]), field(3, 20, 10), field(3, 0, 20) + 1);
-    let (w1, s1, s2) = (field(4, 20, 10), field(4, 0, 20) + 1, field(5, 0, 20) + 1);
-    let Some(last) = length.checked_sub(1) else { return 0 };
-    let at = |x: u64| match (w0, w1) {
-        (0, _) => x * s0,
-        (_, 0) => x % w0 * s0 + x / w0 * s1,
-        _ => x % w0 * s0 + x / w0 % w1 * s1 + x / w0 / w1 * s2,
-    };
-    // The farthest word is the last one, or ends the last whole row, or the last whole plane.
-    let whole = |group: u64| if group == 0 || length < group { 0 } else { at(length / group * group - 1) };
-    let farthest = at(last).max(whole(w0)).max(whole(w0 * w1));
-    let (current, wrap, step) = (field(6, 26, 6), field(6, 20, 6) + 1, field(6, 0, 20) + 1);
-    let iteration = (current + runs - 1).min(wrap - 1);
-    4 * (iteration * step + farthest + 1)
 }
 
 #[cfg(test)]

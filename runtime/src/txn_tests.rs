@@ -1,3 +1,4 @@
+use super::dma::reach;
 use super::*;
 use crate::reference::{Epilogue, Format, GemmSpec, GemvSpec, Order, gemm_stream, gemv_stream};
 
@@ -37,7 +38,7 @@ fn both_forms_and_the_text_form_say_the_same() {
     assert_eq!(kinds(&full), kinds(&short));
     assert_eq!((full.form(), short.form()), (Form::Full, Form::Optimised));
     assert_eq!(kinds(&full)[1], OperationKind::Patch { register: 0x0201_D024, argument: 2, offset: 64 });
-    assert_eq!(kinds(&full)[4..6], [OperationKind::Preempt { level: 1 }, OperationKind::LoadPdi { id: 3 }]);
+    assert_eq!(kinds(&full)[4..6], [OperationKind::Preempt { level: 1 }, OperationKind::LoadPdi { id: 3, size: 368, address: 0 }]);
     assert_eq!(full.extents(), [0, 0, 464]);
     assert_eq!(full.operations()[2].offset, 16 + 48 + 48);
     assert!(full.waits_for_outputs());
@@ -46,7 +47,7 @@ fn both_forms_and_the_text_form_say_the_same() {
         full.bytes().as_chunks().0.iter().map(|w| format!("{:08X}\r\n", u32::from_le_bytes(*w))).collect();
     let from_text = Stream::parse(text.as_bytes()).unwrap();
     assert!(from_text.was_text() && from_text.bytes() == full.bytes());
-    assert_eq!(Stream::parse(b"00000100\n12\n").unwrap_err(), TxnError::Text { line: 2 });
+    assert_eq!(Stream::parse(b"00000100\n12\n").unwrap_err(), TxnError::Text { line: 2, offset: 9 });
 }
 
 #[test]
@@ -76,7 +77,7 @@ fn every_truncation_is_an_error_that_says_where() {
 fn errors_by_name() {
     let parse = |file: &[u8]| Stream::parse(file).unwrap_err().to_string();
     assert!(parse(b"version https://git-lfs.github.com/spec/v1\n").contains("git lfs pull"));
-    assert_eq!(parse(&[]), "0 bytes are no instruction stream: it has a 16-byte header and 32-bit words");
+    assert_eq!(parse(&[]), "no instruction stream: it ends at byte 0; expected a 16-byte header and whole 32-bit words");
     assert!(parse(&[0x11, 0, 0, 0, 5, 4, 0, 1, 0, 1, 0, 1, 0, 1, 0x59, 0xB]).contains("NPU1"));
     let one = |words: &[u32]| parse(&stream([0, 1], &[&[5], words]));
     assert_eq!(one(&[2, 0]), "operation 1 at byte 20: operation code 2, whose layout is not published");
@@ -88,10 +89,10 @@ fn errors_by_name() {
     assert!(one(&[128, 20, 0, 0, 0]).contains("size of 20 bytes"));
     let mut trailing = stream([0, 1], &[&[5], &[5]]);
     trailing[8] = 1;
-    assert_eq!(parse(&trailing), "4 bytes follow the last of 1 operations");
+    assert_eq!(parse(&trailing), "byte 20: 4 bytes follow the last of 1 operations");
     let mut longer = stream([0, 1], &[&[5]]);
     longer.push(0);
-    assert!(parse(&longer).contains("21 bytes"));
+    assert!(parse(&longer).contains("byte 21"));
 }
 
 /// By brute force.
@@ -165,4 +166,61 @@ fn extents_of_reference_streams_are_the_buffers() {
     let spec = GemvSpec { m: 1048, k: 2048, order: Order::Rows, bias: false, format: Format::Bfp16 };
     let stream = Stream::parse(&gemv_stream(&spec).unwrap()).unwrap();
     assert_eq!(stream.extents(), [2048 * 2, 1048 * 2048 / 8 * 9, 1048 * 2]);
+}
+
+#[test]
+fn traffic_is_what_the_tasks_move() {
+    let stream_ = Stream::parse(&stream([0, 1], &FULL)).unwrap();
+    let expected = Traffic {
+        patches: 1,
+        descriptors: [(1, 1)].into(),
+        tasks: 1,
+        written: 400,
+        start: 64,
+        end: 464,
+        ..Traffic::default()
+    };
+    assert_eq!(stream_.traffic(), [Traffic::default(), Traffic::default(), expected]);
+    // Every result is written once, and A, B and C are patched once a descriptor.
+    let spec = GemmSpec {
+        chunks: 2,
+        k: 512,
+        n: 576,
+        lda: 512,
+        c_stride: 640,
+        bias: false,
+        epilogue: Epilogue::None,
+        format: Format::Bfp16,
+    };
+    let gemm = Stream::parse(&gemm_stream(&spec).unwrap()).unwrap();
+    let [a, b, c] = gemm.traffic() else { panic!() };
+    assert_eq!((c.written, c.read, a.written, b.written), (512 * 576 * 2, 0, 0, 0));
+    // Nine column blocks: two sweeps over the columns, each with all of A.
+    assert_eq!(a.read, 2 * 512 * 512 * 2);
+    assert!(b.read >= 512 * 576 / 8 * 9 && b.read % (72 * 512) == 0);
+    let patches = gemm.operations().iter().filter(|o| matches!(o.kind, OperationKind::Patch { .. })).count();
+    assert_eq!(a.patches + b.patches + c.patches, patches as u64);
+}
+
+#[test]
+fn more_arguments_than_a_dispatch_has_can_be_looked_at() {
+    let mut operations = FULL;
+    let patch = [129, 48, 0, 0, 0, 0, 0x0201_D024, 0, 6, 0, 0x8000_0040, 0];
+    operations[1] = &patch;
+    let bytes = stream([0, 1], &operations);
+    assert!(Stream::parse(&bytes).is_err());
+    let read = Stream::read(&bytes).unwrap();
+    assert_eq!((read.traffic().len(), read.traffic()[6].start, read.extents()[6]), (7, 0x40, 464));
+    let patch = [129, 48, 0, 0, 0, 0, 0x0201_D024, 0, u32::MAX, 0, 0, 0];
+    operations[1] = &patch;
+    assert!(Stream::read(&stream([0, 1], &operations)).is_err());
+}
+
+#[test]
+fn tasks_on_descriptors_of_the_image_are_counted_as_unknown() {
+    let words = stream([0, 1], &FULL[1..]);
+    let read = Stream::read(&words).unwrap();
+    assert_eq!((read.traffic()[2].tasks, read.traffic()[2].unknown, read.extents()), (1, 1, &[0, 0, 0][..]));
+    assert_eq!(read.words(&read.operations()[1]).collect::<Vec<_>>(), FULL[2]);
+    assert_eq!((read.code(&read.operations()[0]), code_name(129)), (129, "DDR_PATCH"));
 }

@@ -4,9 +4,17 @@
 //! array, how many columns that takes, and the kernel's `cu_func`. The way to the image is the one XRT goes: the XML
 //! gives the kernel's id, the IP layout must list an instance of the kernel, and the first image of the partition
 //! whose groups list the id is the kernel's.
+//!
+//! [`Container`] is all that the file says, [`Xclbin`] what of it one kernel's context needs. Every message names a
+//! byte of the file.
 
+mod layout;
 mod partition;
 mod xml;
+
+pub use layout::{Instance, Memory};
+pub use partition::{Group, Image, Partition};
+pub use xml::{Argument, Kernel};
 
 /// What a container says about its kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,23 +53,40 @@ const MEM_TOPOLOGY: u32 = 6;
 const IP_LAYOUT: u32 = 8;
 const AIE_PARTITION: u32 = 32;
 
-fn bad<T>(what: impl Into<String>) -> Result<T, XclbinError> {
-    Err(XclbinError(what.into()))
+/// An error at a byte of the file.
+fn at(offset: usize, what: impl std::fmt::Display) -> XclbinError {
+    XclbinError(format!("byte {offset}: {what}"))
 }
 
-/// Numbers out of a byte slice, with bounds.
+fn bad<T>(offset: usize, what: impl std::fmt::Display) -> Result<T, XclbinError> {
+    Err(at(offset, what))
+}
+
+/// A piece of the file.
 #[derive(Debug, Clone, Copy)]
 struct Bytes<'a> {
     bytes: &'a [u8],
-    /// For messages: what these bytes are.
+    /// Where it begins in the file.
+    base: usize,
+    /// For messages: what it is.
     what: &'static str,
 }
 
 impl<'a> Bytes<'a> {
     fn slice(self, offset: usize, len: usize) -> Result<&'a [u8], XclbinError> {
         offset.checked_add(len).and_then(|end| self.bytes.get(offset..end)).ok_or_else(|| {
-            XclbinError(format!("{} has {} bytes; expected {len} at {offset}", self.what, self.bytes.len()))
+            let (what, end) = (self.what, self.base + self.bytes.len());
+            at(self.base.saturating_add(offset), format!("expected {len} bytes here, {what} ends at byte {end}"))
         })
+    }
+
+    /// The same as a piece, called `what`.
+    fn piece(self, offset: usize, len: usize, what: &'static str) -> Result<Self, XclbinError> {
+        Ok(Self { bytes: self.slice(offset, len)?, base: self.base + offset, what })
+    }
+
+    fn u8(self, offset: usize) -> Result<u8, XclbinError> {
+        Ok(self.slice(offset, 1)?[0])
     }
 
     fn u16(self, offset: usize) -> Result<u16, XclbinError> {
@@ -78,49 +103,114 @@ impl<'a> Bytes<'a> {
         Ok(u64::from(self.u32(offset)?) | u64::from(self.u32(offset + 4)?) << 32)
     }
 
-    /// The array {count, offset} described at `at`, of elements of `size` bytes.
-    fn array(self, at: usize, size: usize, name: &str, most: usize) -> Result<Vec<&'a [u8]>, XclbinError> {
-        let (count, offset) = (self.u32(at)? as usize, self.u32(at + 4)? as usize);
+    /// Sixteen bytes.
+    fn uuid(self, offset: usize) -> Result<[u8; 16], XclbinError> {
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(self.slice(offset, 16)?);
+        Ok(uuid)
+    }
+
+    /// A string in a field that zeroes fill up.
+    fn text(self, offset: usize, width: usize) -> Result<String, XclbinError> {
+        let field = self.slice(offset, width)?;
+        let end = field.iter().position(|byte| *byte == 0).unwrap_or(width);
+        Ok(String::from_utf8_lossy(&field[..end]).into_owned())
+    }
+
+    /// The array {count, offset} that `holder` describes at `at`, of elements of `size` bytes in this piece.
+    fn array(
+        self,
+        holder: Bytes<'_>,
+        place: usize,
+        size: usize,
+        name: &'static str,
+        most: usize,
+    ) -> Result<Vec<Self>, XclbinError> {
+        let (count, offset) = (holder.u32(place)? as usize, holder.u32(place + 4)? as usize);
         if count > most {
-            return bad(format!("{count} {name}; expected at most {most}"));
+            return bad(holder.base + place, format!("{count} {name}; expected at most {most}"));
         }
         // No overflow: both are small.
-        let bytes = self.slice(offset, count * size).map_err(|error| XclbinError(format!("{name}: {}", error.0)))?;
-        Ok(bytes.chunks_exact(size).collect())
+        let all = self.slice(offset, count * size).map_err(|_| {
+            let end = self.base + self.bytes.len();
+            at(holder.base + place, format!("{count} {name} at byte {} go past byte {end}", self.base + offset))
+        })?;
+        let pieces = all.chunks_exact(size).enumerate();
+        Ok(pieces.map(|(i, bytes)| Self { bytes, base: self.base + offset + i * size, what: name }).collect())
     }
 }
 
-/// The sections of a container by kind, checked against the file.
-fn sections(bytes: &[u8]) -> Result<Vec<(u32, &[u8])>, XclbinError> {
-    let file = Bytes { bytes, what: "the file" };
+/// A section of a container.
+#[derive(Debug, Clone)]
+pub struct Section<'a> {
+    /// Its kind.
+    pub kind: u32,
+    /// Its name, free text.
+    pub name: String,
+    /// Where it begins in the file.
+    pub offset: usize,
+    /// What is in it.
+    pub bytes: &'a [u8],
+}
+
+impl Section<'_> {
+    /// What the kind is called in `xclbin.h`.
+    #[must_use]
+    pub fn kind_name(&self) -> &'static str {
+        match self.kind {
+            0 => "BITSTREAM",
+            EMBEDDED_METADATA => "EMBEDDED_METADATA",
+            MEM_TOPOLOGY => "MEM_TOPOLOGY",
+            7 => "CONNECTIVITY",
+            IP_LAYOUT => "IP_LAYOUT",
+            14 => "BUILD_METADATA",
+            18 => "PDI",
+            22 => "SYSTEM_METADATA",
+            25 => "AIE_METADATA",
+            26 => "GROUP_TOPOLOGY",
+            27 => "GROUP_CONNECTIVITY",
+            31 => "VENDER_METADATA",
+            AIE_PARTITION => "AIE_PARTITION",
+            _ => "unknown",
+        }
+    }
+}
+
+/// The sections of a container, checked against the file.
+fn sections(bytes: &[u8]) -> Result<Vec<Section<'_>>, XclbinError> {
+    let file = Bytes { bytes, base: 0, what: "the file" };
     if bytes.len() < TABLE + SECTION_HEADER {
-        return bad(format!("{} bytes; expected at least {}", bytes.len(), TABLE + SECTION_HEADER));
+        let least = TABLE + SECTION_HEADER;
+        return bad(bytes.len(), format!("the file ends here; expected at least {least} bytes"));
     }
     if !bytes.starts_with(MAGIC) {
-        return bad("it does not begin with `xclbin2`");
+        return bad(0, "it does not begin with `xclbin2`");
     }
     let length = file.u64(0x130)?;
     if length != bytes.len() as u64 {
-        return bad(format!("the header says {length} bytes, the file has {}; it may be cut short", bytes.len()));
+        let what = format!("the header says {length} bytes, the file has {}; it may be cut short", bytes.len());
+        return bad(0x130, what);
     }
     let count = file.u32(0x1C0)? as usize;
     if count == 0 || count > MOST_SECTIONS {
-        return bad(format!("{count} sections; expected 1 to {MOST_SECTIONS}"));
+        return bad(0x1C0, format!("{count} sections; expected 1 to {MOST_SECTIONS}"));
     }
     let end = TABLE + count * SECTION_HEADER;
-    let mut found: Vec<(u32, &[u8])> = Vec::with_capacity(count);
+    let mut found: Vec<Section<'_>> = Vec::with_capacity(count);
     for index in 0..count {
-        let at = TABLE + index * SECTION_HEADER;
-        let (kind, offset, size) = (file.u32(at)?, file.u64(at + 24)?, file.u64(at + 32)?);
+        let place = TABLE + index * SECTION_HEADER;
+        let (kind, offset, size) = (file.u32(place)?, file.u64(place + 24)?, file.u64(place + 32)?);
         let inside = offset.checked_add(size).is_some_and(|end| end <= length);
         if !inside || (size > 0 && offset < end as u64) {
-            return bad(format!("section {index} (kind {kind}): {size} bytes at {offset} are not in the file's body"));
+            let what = format!("section {index} (kind {kind}): {size} bytes at {offset} are not in the file's body");
+            return bad(place, what);
         }
-        if is_single(kind) && found.iter().any(|(other, _)| *other == kind) {
-            return bad(format!("a second section of kind {kind}"));
+        if is_single(kind) && found.iter().any(|other| other.kind == kind) {
+            return bad(place, format!("a second section of kind {kind}"));
         }
         // In bounds: checked above.
-        found.push((kind, file.slice(offset as usize, size as usize)?));
+        let payload = file.slice(offset as usize, size as usize)?;
+        found.push(Section { kind, name: file.text(place + 4, 16)?, offset: offset as usize, bytes: payload });
     }
     Ok(found)
 }
@@ -129,24 +219,94 @@ fn is_single(kind: u32) -> bool {
     matches!(kind, EMBEDDED_METADATA | MEM_TOPOLOGY | IP_LAYOUT | AIE_PARTITION)
 }
 
-/// Whether the IP layout lists an instance `<kernel>:...`.
-fn has_instance(section: &[u8], kernel: &str) -> Result<bool, XclbinError> {
-    const ENTRY: usize = 80;
-    let layout = Bytes { bytes: section, what: "IP_LAYOUT" };
-    let count = layout.u32(0)? as usize;
-    if count > 4096 {
-        return bad(format!("IP_LAYOUT lists {count} instances; expected at most 4096"));
-    }
-    let mut found = false;
-    for entry in layout.slice(8, count * ENTRY)?.chunks_exact(ENTRY) {
-        let name = &entry[16..];
-        let Some(end) = name.iter().position(|byte| *byte == 0) else {
-            return bad("IP_LAYOUT has a name without an end");
+/// The header of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Major, minor, patch of the tools.
+    pub version: (u8, u8, u16),
+    /// Seconds since 1970.
+    pub timestamp: u64,
+    /// Mode; 0 from the open tools.
+    pub mode: u16,
+    /// Actions; bit 0 loads AIE, bit 1 the PDI.
+    pub actions: u16,
+    /// The container's id.
+    pub uuid: [u8; 16],
+    /// The platform it was made for, often empty.
+    pub platform: String,
+    /// Whether a signature follows.
+    pub signed: bool,
+}
+
+/// All that a container says.
+#[derive(Debug, Clone)]
+pub struct Container<'a> {
+    /// The header.
+    pub header: Header,
+    /// The sections in the order of the table.
+    pub sections: Vec<Section<'a>>,
+    /// The memories of MEM_TOPOLOGY.
+    pub memories: Vec<Memory>,
+    /// The kernels of EMBEDDED_METADATA, in the order of the XML.
+    pub kernels: Vec<Kernel>,
+    /// The entries of IP_LAYOUT.
+    pub instances: Vec<Instance>,
+    /// The AIE_PARTITION.
+    pub partition: Partition<'a>,
+}
+
+impl<'a> Container<'a> {
+    /// Parses a container.
+    ///
+    /// # Errors
+    /// Anything malformed, or a section missing that every NPU container has.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, XclbinError> {
+        let sections = sections(bytes)?;
+        let section = |kind: u32, name: &'static str| match sections.iter().find(|found| found.kind == kind) {
+            Some(found) => Ok(Bytes { bytes: found.bytes, base: found.offset, what: name }),
+            None => bad(TABLE, format!("no {name} section (kind {kind})")),
         };
-        let name = name[..end].split(|byte| *byte == b':').next().unwrap_or(&[]);
-        found |= name == kernel.as_bytes();
+        let memories = layout::memories(section(MEM_TOPOLOGY, "MEM_TOPOLOGY")?)?;
+        let kernels = xml::kernels(section(EMBEDDED_METADATA, "EMBEDDED_METADATA")?)?;
+        let instances = layout::instances(section(IP_LAYOUT, "IP_LAYOUT")?)?;
+        let partition = Partition::parse(section(AIE_PARTITION, "AIE_PARTITION")?)?;
+        let file = Bytes { bytes, base: 0, what: "the file" };
+        let header = Header {
+            version: (file.u8(0x14A)?, file.u8(0x14B)?, file.u16(0x148)?),
+            timestamp: file.u64(0x138)?,
+            mode: file.u16(0x14C)?,
+            actions: file.u16(0x14E)?,
+            uuid: file.uuid(0x1A0)?,
+            platform: file.text(0x160, 64)?,
+            signed: file.u32(8)? != u32::MAX,
+        };
+        Ok(Self { header, sections, memories, kernels, instances, partition })
     }
-    Ok(found)
+
+    /// Where a section of this kind begins in the file; 0 without one.
+    fn section(&self, kind: u32) -> usize {
+        self.sections.iter().find(|section| section.kind == kind).map_or(0, |section| section.offset)
+    }
+
+    /// The kernel of this name with its id and its image, found as XRT finds them.
+    ///
+    /// # Errors
+    /// No such kernel, no instance of it, no id, or no image for the id.
+    pub fn kernel(&self, name: &str) -> Result<(&Kernel, u16, &Image<'a>), XclbinError> {
+        let metadata = self.section(EMBEDDED_METADATA);
+        let Some(kernel) = self.kernels.iter().find(|kernel| kernel.name == name) else {
+            let names: Vec<&str> = self.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+            return bad(metadata, format!("no kernel `{name}`; there is: {}", names.join(", ")));
+        };
+        let Some(id) = kernel.id else { return bad(metadata, format!("kernel `{name}` has no dpu_kernel_id")) };
+        if !self.instances.iter().any(|instance| instance.kernel() == name) {
+            return bad(self.section(IP_LAYOUT), format!("IP_LAYOUT has no instance of kernel `{name}`"));
+        }
+        match self.partition.image(id) {
+            Some(image) => Ok((kernel, id, image)),
+            None => bad(self.section(AIE_PARTITION), format!("no device image for kernel `{name}` (id {id:#x})")),
+        }
+    }
 }
 
 impl Xclbin {
@@ -155,28 +315,16 @@ impl Xclbin {
     /// # Errors
     /// Anything malformed, no kernel of that name, or no device image for it.
     pub fn parse(bytes: &[u8], kernel: &str) -> Result<Self, XclbinError> {
-        let sections = sections(bytes)?;
-        let section = |kind: u32, name: &str| match sections.iter().find(|(found, _)| *found == kind) {
-            Some((_, bytes)) => Ok(*bytes),
-            None => bad(format!("no {name} section (kind {kind})")),
-        };
-        section(MEM_TOPOLOGY, "MEM_TOPOLOGY")?;
-        let described = xml::kernel(section(EMBEDDED_METADATA, "EMBEDDED_METADATA")?, kernel)?;
-        if !has_instance(section(IP_LAYOUT, "IP_LAYOUT")?, kernel)? {
-            return bad(format!("IP_LAYOUT has no instance of kernel `{kernel}`"));
-        }
-        let partition = partition::Partition::parse(section(AIE_PARTITION, "AIE_PARTITION")?)?;
-        let pdi = partition
-            .image(described.id)
-            .ok_or_else(|| XclbinError(format!("no device image for kernel `{kernel}` (id {:#x})", described.id)))?;
+        let container = Container::parse(bytes)?;
+        let (described, id, image) = container.kernel(kernel)?;
         Ok(Self {
             kernel: kernel.to_owned(),
-            kernel_id: described.id,
+            kernel_id: id,
             cu_func: described.functional,
-            buffers: described.buffers,
-            column_width: partition.column_width,
-            ops_per_cycle: partition.ops_per_cycle,
-            pdi: pdi.to_vec(),
+            buffers: described.buffers(),
+            column_width: container.partition.column_width,
+            ops_per_cycle: container.partition.ops_per_cycle,
+            pdi: image.bytes.to_vec(),
         })
     }
 }

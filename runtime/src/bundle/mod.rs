@@ -96,6 +96,11 @@ impl Bundle {
         self.tensors.entry(name).is_some()
     }
 
+    /// The names of all tensors, sorted.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.names()
+    }
+
     /// Bytes of a tensor, if there is one of this name.
     #[must_use]
     pub fn tensor_bytes(&self, name: &str) -> Option<usize> {

@@ -135,6 +135,10 @@ impl TensorFile {
         self.entries.get(name)
     }
 
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
     fn required(&self, name: &str) -> Result<&Entry, BundleError> {
         self.entry(name)
             .ok_or_else(|| BundleError::Tensor { name: name.to_owned(), what: "missing from tensors.txt".to_owned() })

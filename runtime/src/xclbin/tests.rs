@@ -77,9 +77,18 @@ impl Maker {
         out
     }
 
+    /// What is wrong, without the place.
     fn message(&self) -> String {
-        Xclbin::parse(&self.bytes(), "MLIR_AIE").unwrap_err().0
+        placeless(Xclbin::parse(&self.bytes(), "MLIR_AIE"))
     }
+}
+
+/// The message behind `byte N: `.
+fn placeless<T: std::fmt::Debug>(result: Result<T, XclbinError>) -> String {
+    let message = result.unwrap_err().0;
+    let (place, what) = message.split_once(": ").unwrap();
+    assert!(place.strip_prefix("byte ").unwrap().parse::<usize>().is_ok(), "{message}");
+    what.to_owned()
 }
 
 #[test]
@@ -108,7 +117,13 @@ fn order_of_sections_does_not_matter() {
 fn every_cut_is_refused() {
     let bytes = Maker::good().bytes();
     for end in 0..bytes.len() {
-        assert!(Xclbin::parse(&bytes[..end], "MLIR_AIE").is_err(), "{end}");
+        placeless(Xclbin::parse(&bytes[..end], "MLIR_AIE"));
+        // Also where the header has been told.
+        let mut lying = bytes[..end].to_vec();
+        if let Some(length) = lying.get_mut(0x130..0x138) {
+            length.copy_from_slice(&(end as u64).to_le_bytes());
+        }
+        placeless(Xclbin::parse(&lying, "MLIR_AIE"));
     }
 }
 
@@ -159,7 +174,7 @@ fn partitions_that_make_no_sense() {
     assert_eq!(with(partition(8, 0x902, b"x")), "no device image for kernel `MLIR_AIE` (id 0x901)");
     assert_eq!(with(partition(8, 0x1_0901, b"x")), "kernel id 0x10901; expected 16 bits");
     assert!(with(partition(8, 0x901, b"")).starts_with("a device image of 0 bytes"));
-    assert!(with(partition(8, 0x901, b"x")[..180].to_vec()).starts_with("AIE_PARTITION has 180 bytes"));
+    assert!(with(partition(8, 0x901, b"x")[..180].to_vec()).starts_with("expected 184 bytes here, AIE_PARTITION ends at byte "));
     let mut section = partition(8, 0x901, b"x");
     section[0x78..0x7C].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(with(section).contains("device images; expected at most 64"));
@@ -170,8 +185,25 @@ fn partitions_that_make_no_sense() {
 
 #[test]
 fn other_names() {
-    assert_eq!(Xclbin::parse(&Maker::good().bytes(), "DPU").unwrap_err().0, "no kernel `DPU`; there is: MLIR_AIE");
+    assert_eq!(placeless(Xclbin::parse(&Maker::good().bytes(), "DPU")), "no kernel `DPU`; there is: MLIR_AIE");
     let mut maker = Maker::good();
     maker.sections[3].1[24] = b'X';
     assert_eq!(maker.message(), "IP_LAYOUT has no instance of kernel `MLIR_AIE`");
+}
+
+#[test]
+fn all_that_a_reference_container_says() {
+    use crate::reference::{Kind, is_reference, xclbin};
+    let bytes = xclbin(Kind::Gemm);
+    let container = Container::parse(&bytes).unwrap();
+    let names: Vec<_> = container.sections.iter().map(|section| (section.kind_name(), section.name.as_str())).collect();
+    assert_eq!(names[1], ("AIE_PARTITION", "aie_partition"));
+    assert_eq!(names.len(), 7);
+    assert_eq!(container.header.version, (2, 21, 75));
+    assert_eq!(container.memories.iter().map(|memory| memory.tag.as_str()).collect::<Vec<_>>(), ["HOST", "SRAM"]);
+    let (kernel, id, image) = container.kernel("MLIR_AIE").unwrap();
+    assert_eq!((id, kernel.arguments.len(), kernel.arguments[4].offset), (0x901, 8, Some(0x1C)));
+    assert_eq!(image.groups[0], Group { name: "DPU".into(), kind: 1, pdi_id: 1, kernel_ids: vec![0x901] });
+    assert!(is_reference(image.bytes) && bytes[image.offset..].starts_with(image.bytes));
+    assert_eq!((container.partition.start_columns.as_slice(), container.instances[0].name.as_str()), (&[0][..], "MLIR_AIE:MLIRAIE"));
 }

@@ -3,80 +3,108 @@
 //! A small reader for the XML that the tools write: elements, attributes in quotes, comments, a declaration. No
 //! document type, no entities.
 
-use super::{XclbinError, bad};
+use super::{Bytes, XclbinError, at, bad};
 
 const LONGEST: usize = 1 << 20;
 const DEEPEST: usize = 64;
 
 /// A kernel as the XML describes it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Kernel {
-    pub(super) id: u16,
-    pub(super) functional: u8,
-    pub(super) buffers: usize,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its name.
+    pub name: String,
+    /// Its `dpu_kernel_id`.
+    pub id: Option<u16>,
+    /// The `cu_func` of its compute units: 0 for a DPU kernel.
+    pub functional: u8,
+    /// Its arguments in the order of the XML.
+    pub arguments: Vec<Argument>,
 }
 
-/// Finds the kernel of this name.
-pub(super) fn kernel(section: &[u8], name: &str) -> Result<Kernel, XclbinError> {
-    if section.len() > LONGEST {
-        return bad(format!("EMBEDDED_METADATA of {} bytes; expected at most {LONGEST}", section.len()));
+/// An argument of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Argument {
+    /// 0 to 2 are opcode, instructions and their length; buffers follow.
+    pub id: u16,
+    /// Its name.
+    pub name: String,
+    /// Bytes, if the XML says so.
+    pub size: Option<u16>,
+    /// Its place in the command's payload, if the XML says so.
+    pub offset: Option<u16>,
+}
+
+impl Kernel {
+    /// Buffer arguments that a command may carry.
+    #[must_use]
+    pub fn buffers(&self) -> usize {
+        self.arguments.iter().filter(|argument| argument.id >= 3).count()
     }
-    let text = std::str::from_utf8(section).map_err(|_| XclbinError("EMBEDDED_METADATA is not UTF-8".to_owned()))?;
+}
+
+/// The kernels that the section describes.
+pub(super) fn kernels(section: Bytes<'_>) -> Result<Vec<Kernel>, XclbinError> {
+    let base = section.base;
+    if section.bytes.len() > LONGEST {
+        let what = format!("EMBEDDED_METADATA of {} bytes; expected at most {LONGEST}", section.bytes.len());
+        return bad(base, what);
+    }
+    let text = std::str::from_utf8(section.bytes)
+        .map_err(|error| at(base + error.valid_up_to(), "EMBEDDED_METADATA is not UTF-8"))?;
     let mut open: Vec<&str> = Vec::new();
-    let mut names = Vec::new();
+    let mut kernels: Vec<Kernel> = Vec::new();
     let mut inside = false;
-    let mut found: Option<(Option<u16>, u8, usize)> = None;
     let mut rest = text.trim_end_matches('\0');
+    let end = base + rest.len();
     while let Some(start) = rest.find('<') {
         rest = &rest[start..];
-        let tag = tag(&mut rest)?;
+        let here = end - rest.len();
+        let tag = tag(&mut rest).map_err(|what| at(here, format!("EMBEDDED_METADATA {what}")))?;
         let Tag::Element { name: element, attributes, closing, empty } = tag else { continue };
         if closing {
             if open.pop() != Some(element) {
-                return bad(format!("EMBEDDED_METADATA: `</{element}>` closes nothing"));
+                return bad(here, format!("EMBEDDED_METADATA: `</{element}>` closes nothing"));
             }
             inside &= open.contains(&"kernel");
             continue;
         }
         let attribute = |wanted: &str| attributes.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
+        let numbered = |wanted: &str| {
+            attribute(wanted).map(|text| number(text, wanted)).transpose().map_err(|what| at(here, what))
+        };
         if element == "kernel" && open == ["project", "platform", "device", "core"] {
-            let this = attribute("name").unwrap_or("");
-            names.push(this);
-            inside = this == name && !empty;
-            if this == name {
-                if found.is_some() {
-                    return bad(format!("EMBEDDED_METADATA describes kernel `{name}` twice"));
-                }
-                found = Some((None, 0, 0));
+            let name = attribute("name").unwrap_or("");
+            if kernels.iter().any(|kernel| kernel.name == name) {
+                return bad(here, format!("EMBEDDED_METADATA describes kernel `{name}` twice"));
             }
-        } else if let (true, Some(kernel)) = (inside, found.as_mut()) {
+            inside = !empty;
+            kernels.push(Kernel { name: name.to_owned(), id: None, functional: 0, arguments: Vec::new() });
+        } else if let (true, Some(kernel)) = (inside, kernels.last_mut()) {
             match element {
                 "extended-data" => {
-                    kernel.0 = attribute("dpu_kernel_id").map(|text| number(text, "dpu_kernel_id")).transpose()?;
-                    kernel.1 = attribute("functional").map_or(Ok(0), functional)?;
+                    kernel.id = numbered("dpu_kernel_id")?;
+                    let text = attribute("functional");
+                    kernel.functional = text.map_or(Ok(0), functional).map_err(|what| at(here, what))?;
                 }
-                // Arguments 0 to 2 are opcode, instructions and their length.
-                "arg" => {
-                    let id: u16 = number(attribute("id").unwrap_or("0"), "an argument's id")?;
-                    kernel.2 += usize::from(id >= 3);
-                }
+                "arg" => kernel.arguments.push(Argument {
+                    id: numbered("id")?.unwrap_or(0),
+                    name: attribute("name").unwrap_or("").to_owned(),
+                    size: numbered("size").unwrap_or(None),
+                    offset: numbered("offset").unwrap_or(None),
+                }),
                 _ => {}
             }
         }
         if !empty {
             open.push(element);
             if open.len() > DEEPEST {
-                return bad(format!("EMBEDDED_METADATA nests deeper than {DEEPEST}"));
+                return bad(here, format!("EMBEDDED_METADATA nests deeper than {DEEPEST}"));
             }
         }
     }
-    if let Some(element) = open.last() {
-        return bad(format!("EMBEDDED_METADATA: `<{element}>` is not closed"));
-    }
-    match found {
-        Some((Some(id), functional, buffers)) => Ok(Kernel { id, functional, buffers }),
-        Some((None, ..)) => bad(format!("kernel `{name}` has no dpu_kernel_id")),
-        None => bad(format!("no kernel `{name}`; there is: {}", names.join(", "))),
+    match open.last() {
+        Some(element) => bad(end, format!("EMBEDDED_METADATA: `<{element}>` is not closed")),
+        None => Ok(kernels),
     }
 }
 
@@ -86,8 +114,8 @@ enum Tag<'t> {
 }
 
 /// Takes one tag off the front of `rest`, which begins with `<`.
-fn tag<'t>(rest: &mut &'t str) -> Result<Tag<'t>, XclbinError> {
-    let cut = || XclbinError("EMBEDDED_METADATA ends inside a tag".to_owned());
+fn tag<'t>(rest: &mut &'t str) -> Result<Tag<'t>, String> {
+    let cut = || "ends inside this tag".to_owned();
     for (begin, end) in [("<!--", "-->"), ("<?", "?>"), ("<![CDATA[", "]]>")] {
         if rest.starts_with(begin) {
             let at = rest.find(end).ok_or_else(cut)?;
@@ -96,14 +124,14 @@ fn tag<'t>(rest: &mut &'t str) -> Result<Tag<'t>, XclbinError> {
         }
     }
     if rest.starts_with("<!") {
-        return bad("EMBEDDED_METADATA has a document type or entity declaration");
+        return Err("has a document type or entity declaration".to_owned());
     }
     let closing = rest.starts_with("</");
     let mut text = &rest[if closing { 2 } else { 1 }..];
     let name_end = text.find(|c: char| c.is_whitespace() || c == '>' || c == '/').ok_or_else(cut)?;
     let name = &text[..name_end];
     if name.is_empty() {
-        return bad("EMBEDDED_METADATA has a tag without a name");
+        return Err("has a tag without a name".to_owned());
     }
     text = &text[name_end..];
     let mut attributes = Vec::new();
@@ -121,8 +149,7 @@ fn tag<'t>(rest: &mut &'t str) -> Result<Tag<'t>, XclbinError> {
         let key = text[..equals].trim_end();
         let value = text[equals + 1..].trim_start();
         let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
-        let quote =
-            quote.ok_or_else(|| XclbinError(format!("EMBEDDED_METADATA: attribute `{key}` is not in quotes")))?;
+        let quote = quote.ok_or_else(|| format!("has an attribute, `{key}`, that is not in quotes"))?;
         let end = value[1..].find(quote).ok_or_else(cut)?;
         attributes.push((key, &value[1..=end]));
         text = &value[end + 2..];
@@ -130,16 +157,16 @@ fn tag<'t>(rest: &mut &'t str) -> Result<Tag<'t>, XclbinError> {
 }
 
 /// A hexadecimal (`0x`) or decimal number of at most 16 bits.
-fn number(text: &str, what: &str) -> Result<u16, XclbinError> {
+fn number(text: &str, what: &str) -> Result<u16, String> {
     let parsed = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => u16::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| XclbinError(format!("{what} `{text}`; expected a number of 16 bits")))
+    parsed.map_err(|_| format!("{what} `{text}`; expected a number of 16 bits"))
 }
 
 /// `functional` is a number, or the word that XRT's tools print for it.
-fn functional(text: &str) -> Result<u8, XclbinError> {
+fn functional(text: &str) -> Result<u8, String> {
     match text {
         "DPU" => Ok(0),
         "PrePost" => Ok(1),
@@ -156,36 +183,42 @@ mod tests {
  <kernel name="OTHER"><extended-data dpu_kernel_id="0x900" functional="1"/></kernel>
  <kernel name='MLIR_AIE' type="dpu">
   <extended-data subtype="1" functional="0" dpu_kernel_id="0x901"/>
-  <arg id="0" name="opcode"/><arg id="1"/><arg id="2"/><arg id="3"/><arg id="4"/>
+  <arg id="0" name="opcode" size="0x8" offset="0"/><arg id="1"/><arg id="2"/><arg id="3"/><arg id="4"/>
   <instance name="MLIRAIE"/>
  </kernel></core></device></platform></project>
 "#;
 
+    fn read(text: &str) -> Result<Vec<Kernel>, XclbinError> {
+        kernels(Bytes { bytes: text.as_bytes(), base: 1000, what: "EMBEDDED_METADATA" })
+    }
+
     #[test]
-    fn finds_the_kernel() {
-        let found = kernel(GOOD.as_bytes(), "MLIR_AIE").unwrap();
-        assert_eq!(found, Kernel { id: 0x901, functional: 0, buffers: 2 });
-        assert_eq!(kernel(GOOD.as_bytes(), "OTHER").unwrap().functional, 1);
+    fn finds_the_kernels() {
+        let found = read(GOOD).unwrap();
+        let short: Vec<_> = found.iter().map(|k| (k.name.as_str(), k.id, k.functional, k.buffers())).collect();
+        assert_eq!(short, [("OTHER", Some(0x900), 1, 0), ("MLIR_AIE", Some(0x901), 0, 2)]);
+        let opcode = Argument { id: 0, name: "opcode".to_owned(), size: Some(8), offset: Some(0) };
+        assert_eq!(found[1].arguments[0], opcode);
     }
 
     #[test]
     fn refusals() {
-        let message = |text: &str, name: &str| kernel(text.as_bytes(), name).unwrap_err().0;
-        assert_eq!(message(GOOD, "X"), "no kernel `X`; there is: OTHER, MLIR_AIE");
-        assert!(message("<!DOCTYPE x [<!ENTITY a 'b'>]><x/>", "X").contains("document type"));
-        assert!(message("<project>", "X").contains("`<project>` is not closed"));
-        assert!(message("<a></b>", "X").contains("`</b>` closes nothing"));
-        assert!(message("<a b", "X").contains("ends inside a tag"));
-        assert!(message("<a b=c>", "X").contains("not in quotes"));
-        assert!(message(&"<a>".repeat(100), "X").contains("nests deeper"));
-        assert!(message(&GOOD.replace("0x901", "0x10901"), "MLIR_AIE").contains("expected a number of 16 bits"));
-        assert!(message(&GOOD.replace("OTHER", "MLIR_AIE"), "MLIR_AIE").contains("twice"));
+        let message = |text: &str| read(text).unwrap_err().0;
+        assert!(message("<!DOCTYPE x [<!ENTITY a 'b'>]><x/>").contains("document type"));
+        assert!(message("<project>").contains("`<project>` is not closed"));
+        assert_eq!(message("<a></b>"), "byte 1003: EMBEDDED_METADATA: `</b>` closes nothing");
+        assert!(message("<a b").contains("ends inside this tag"));
+        assert!(message("<a b=c>").contains("not in quotes"));
+        assert!(message(&"<a>".repeat(100)).contains("nests deeper"));
+        assert!(message(&GOOD.replace("0x901", "0x10901")).contains("expected a number of 16 bits"));
+        assert!(message(&GOOD.replace("OTHER", "MLIR_AIE")).contains("twice"));
     }
 
     #[test]
     fn no_cut_text_panics() {
         for end in 0..GOOD.len() {
-            let _ = kernel(GOOD.as_bytes().get(..end).unwrap(), "MLIR_AIE");
+            let place = read(&GOOD[..end]).err().map(|error| error.0);
+            assert!(place.as_ref().is_none_or(|text| text.starts_with("byte 1")), "{end}: {place:?}");
         }
     }
 }
