@@ -102,7 +102,8 @@ const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
 const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export];
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
-const ALL: &[Command] = &[Command::Chat, Command::Check, Command::Export, Command::Demo, Command::Devices, Command::Inspect];
+const ALL: &[Command] =
+    &[Command::Chat, Command::Check, Command::Export, Command::Demo, Command::Devices, Command::Inspect];
 
 const fn switch(flag: Flag, name: &'static str, commands: &'static [Command], help: &'static str) -> FlagSpec {
     FlagSpec { flag, name, value: None, repeats: false, help, commands }

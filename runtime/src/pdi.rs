@@ -142,10 +142,8 @@ fn bad<T>(offset: usize, what: impl Into<String>) -> Result<T, PdiError> {
 
 /// The word at a place, or where the file ends before it.
 fn need(bytes: &[u8], at: usize, what: &str) -> Result<u32, PdiError> {
-    word(bytes, at).map_or_else(
-        || bad(bytes.len(), format!("the PDI ends here; expected {what} at byte {at}, four bytes")),
-        Ok,
-    )
+    word(bytes, at)
+        .map_or_else(|| bad(bytes.len(), format!("the PDI ends here; expected {what} at byte {at}, four bytes")), Ok)
 }
 
 fn expect(bytes: &[u8], at: usize, expected: u32, what: &str) -> Result<(), PdiError> {
@@ -232,7 +230,8 @@ impl<'a> Pdi<'a> {
         self.cdo_words = need(bytes, CDO + 12, "the length of the CDO")?;
         let sum = checksum(bytes, "CDO header", CDO, CDO + 16)?;
         if sum.stored != sum.computed {
-            let what = format!("checksum {:#010x} of the CDO header; its words give {:#010x}", sum.stored, sum.computed);
+            let what =
+                format!("checksum {:#010x} of the CDO header; its words give {:#010x}", sum.stored, sum.computed);
             return bad(sum.offset, what);
         }
         self.checksums.push(sum);

@@ -52,11 +52,17 @@ fn commands_of_the_plain_encoding() {
     assert!(pdi.payload(&pdi.commands[3]).eq(0..300));
 
     let message = |commands: &[u32]| Pdi::parse(&with(commands)).unwrap_err().to_string();
-    assert_eq!(message(&[0x111, 0x0005_0103]), "byte 360: command 0x00050103 (WRITE) with 5 words of payload makes no sense");
+    assert_eq!(
+        message(&[0x111, 0x0005_0103]),
+        "byte 360: command 0x00050103 (WRITE) with 5 words of payload makes no sense"
+    );
     assert_eq!(message(&[0x0002_0103, 1]), "byte 356: command 0x103 needs 2 words of payload, 1 are left");
     assert!(message(&[0x0100_0111]).starts_with("byte 356: command 0x01000111"));
     assert!(message(&[0x00FF_0105, u32::MAX]).contains("needs 4294967295 words"));
-    assert_eq!(message(&[0x00FF_0105]), "byte 360: the PDI ends here; expected a command's length at byte 360, four bytes");
+    assert_eq!(
+        message(&[0x00FF_0105]),
+        "byte 360: the PDI ends here; expected a command's length at byte 360, four bytes"
+    );
 }
 
 #[test]
@@ -86,7 +92,9 @@ fn groups_are_counted_and_their_lengths_believed() {
 
 #[test]
 fn checksums_are_held() {
-    for (at, table) in [(0x2C, "image table"), (0xA4, "image header"), (0xE0, "partition header"), (0x158, "CDO header")] {
+    for (at, table) in
+        [(0x2C, "image table"), (0xA4, "image header"), (0xE0, "partition header"), (0x158, "CDO header")]
+    {
         let mut bytes = reference();
         bytes[at] ^= 0x40;
         let error = Pdi::parse(&bytes).unwrap_err();

@@ -313,7 +313,8 @@ fn words_of_text(file: &[u8]) -> Result<Vec<u8>, TxnError> {
             continue;
         }
         let digits = std::str::from_utf8(line).ok().filter(|l| l.len() == 8);
-        let word = digits.and_then(|l| u32::from_str_radix(l, 16).ok()).ok_or(TxnError::Text { line: i + 1, offset })?;
+        let word =
+            digits.and_then(|l| u32::from_str_radix(l, 16).ok()).ok_or(TxnError::Text { line: i + 1, offset })?;
         out.extend(word.to_le_bytes());
     }
     Ok(out)

@@ -38,7 +38,10 @@ fn both_forms_and_the_text_form_say_the_same() {
     assert_eq!(kinds(&full), kinds(&short));
     assert_eq!((full.form(), short.form()), (Form::Full, Form::Optimised));
     assert_eq!(kinds(&full)[1], OperationKind::Patch { register: 0x0201_D024, argument: 2, offset: 64 });
-    assert_eq!(kinds(&full)[4..6], [OperationKind::Preempt { level: 1 }, OperationKind::LoadPdi { id: 3, size: 368, address: 0 }]);
+    assert_eq!(
+        kinds(&full)[4..6],
+        [OperationKind::Preempt { level: 1 }, OperationKind::LoadPdi { id: 3, size: 368, address: 0 }]
+    );
     assert_eq!(full.extents(), [0, 0, 464]);
     assert_eq!(full.operations()[2].offset, 16 + 48 + 48);
     assert!(full.waits_for_outputs());
@@ -77,7 +80,10 @@ fn every_truncation_is_an_error_that_says_where() {
 fn errors_by_name() {
     let parse = |file: &[u8]| Stream::parse(file).unwrap_err().to_string();
     assert!(parse(b"version https://git-lfs.github.com/spec/v1\n").contains("git lfs pull"));
-    assert_eq!(parse(&[]), "no instruction stream: it ends at byte 0; expected a 16-byte header and whole 32-bit words");
+    assert_eq!(
+        parse(&[]),
+        "no instruction stream: it ends at byte 0; expected a 16-byte header and whole 32-bit words"
+    );
     assert!(parse(&[0x11, 0, 0, 0, 5, 4, 0, 1, 0, 1, 0, 1, 0, 1, 0x59, 0xB]).contains("NPU1"));
     let one = |words: &[u32]| parse(&stream([0, 1], &[&[5], words]));
     assert_eq!(one(&[2, 0]), "operation 1 at byte 20: operation code 2, whose layout is not published");

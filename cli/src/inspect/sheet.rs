@@ -33,9 +33,8 @@ impl Sheet {
         let width: [usize; N] = std::array::from_fn(|i| {
             rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0).max(head[i].len())
         });
-        let right: [bool; N] = std::array::from_fn(|i| {
-            rows.iter().all(|row| row[i].chars().all(|c| c.is_ascii_digit() || c == '-'))
-        });
+        let right: [bool; N] =
+            std::array::from_fn(|i| rows.iter().all(|row| row[i].chars().all(|c| c.is_ascii_digit() || c == '-')));
         let mut cells = |row: [&str; N]| {
             let mut line = String::new();
             for (i, cell) in row.into_iter().enumerate() {

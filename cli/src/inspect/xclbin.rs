@@ -39,7 +39,10 @@ fn head(sheet: &mut Sheet, container: &Container<'_>) {
     let signed = if header.signed { "signed" } else { "not signed" };
     let platform = if header.platform.is_empty() { "none" } else { header.platform.as_str() };
     sheet.row("uuid", hex(&header.uuid));
-    sheet.row("version", format_args!("{major}.{minor}.{patch}, mode {}, actions {}, {signed}", header.mode, header.actions));
+    sheet.row(
+        "version",
+        format_args!("{major}.{minor}.{patch}, mode {}, actions {}, {signed}", header.mode, header.actions),
+    );
     sheet.row("platform", platform);
     let partition = &container.partition;
     let starts: Vec<String> = partition.start_columns.iter().map(ToString::to_string).collect();

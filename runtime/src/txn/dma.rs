@@ -76,7 +76,10 @@ impl Dma {
                     return Err(format!("patch of register {register:#x}, which is not word 1 of a shim descriptor"));
                 }
                 if argument as usize >= self.most_arguments {
-                    return Err(format!("patch with buffer argument {argument}; a dispatch has {}", self.most_arguments));
+                    return Err(format!(
+                        "patch with buffer argument {argument}; a dispatch has {}",
+                        self.most_arguments
+                    ));
                 }
                 let index = argument as usize;
                 self.traffic.resize(self.traffic.len().max(index + 1), Traffic::default());
@@ -250,7 +253,10 @@ mod tests {
         assert_eq!((a.iteration, a.burst, a.packet, a.next, a.valid), ((0, 1, 1), 256, None, None, true));
         assert_eq!(a.to_string(), "4096 words at 0x100000040, 16 x1, 32 x128, then x16");
         let b = ShimDescriptor::new(&[8, 0, 1 << 30 | 5 << 19, 0, 3 << 30, 0, 0x0010_1FFF, 0x1400_0000 | 0x7F << 18]);
-        assert_eq!(b.to_string(), "8 words at 0x0, iterations 2 x8192, packet 5, releases lock 0 (-1), then BD 2, not valid");
+        assert_eq!(
+            b.to_string(),
+            "8 words at 0x0, iterations 2 x8192, packet 5, releases lock 0 (-1), then BD 2, not valid"
+        );
         assert_eq!(b.burst, 512);
     }
 }

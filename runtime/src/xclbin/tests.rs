@@ -174,7 +174,10 @@ fn partitions_that_make_no_sense() {
     assert_eq!(with(partition(8, 0x902, b"x")), "no device image for kernel `MLIR_AIE` (id 0x901)");
     assert_eq!(with(partition(8, 0x1_0901, b"x")), "kernel id 0x10901; expected 16 bits");
     assert!(with(partition(8, 0x901, b"")).starts_with("a device image of 0 bytes"));
-    assert!(with(partition(8, 0x901, b"x")[..180].to_vec()).starts_with("expected 184 bytes here, AIE_PARTITION ends at byte "));
+    assert!(
+        with(partition(8, 0x901, b"x")[..180].to_vec())
+            .starts_with("expected 184 bytes here, AIE_PARTITION ends at byte ")
+    );
     let mut section = partition(8, 0x901, b"x");
     section[0x78..0x7C].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(with(section).contains("device images; expected at most 64"));
@@ -205,5 +208,8 @@ fn all_that_a_reference_container_says() {
     assert_eq!((id, kernel.arguments.len(), kernel.arguments[4].offset), (0x901, 8, Some(0x1C)));
     assert_eq!(image.groups[0], Group { name: "DPU".into(), kind: 1, pdi_id: 1, kernel_ids: vec![0x901] });
     assert!(is_reference(image.bytes) && bytes[image.offset..].starts_with(image.bytes));
-    assert_eq!((container.partition.start_columns.as_slice(), container.instances[0].name.as_str()), (&[0][..], "MLIR_AIE:MLIRAIE"));
+    assert_eq!(
+        (container.partition.start_columns.as_slice(), container.instances[0].name.as_str()),
+        (&[0][..], "MLIR_AIE:MLIRAIE")
+    );
 }
