@@ -48,9 +48,9 @@ class Writer:
             ids += self.ids(answer) + [END] + self.ids("\n")
         return ids, spans, slot
 
-    def conversation(self, rng, sc, budget):
+    def conversation(self, rng, sc, budget, thinking=0.2):
         system = rng.choice(talk.SYSTEM) if rng.random() < 0.08 else None
-        thinking = rng.random() < 0.2
+        thinking = rng.random() < thinking
         turns, kind = [], None
         used = (len(self.ids(system)) + 5 if system else 0) + (sc["grid"][0] * sc["grid"][1] + 2 if sc else 0)
         while True:
@@ -125,8 +125,8 @@ def collate(rows, grid):
     return dict(ids=ids, positions=pos, is_picture=ids == IMAGE, chosen=np.array(chosen), goal=np.array(goal), span=np.array(span), kinds=kinds)
 
 
-def batch(rng, writer, with_picture, without, drills, budget):
+def batch(rng, writer, with_picture, without, drills, budget, thinking):
     out, scenes = pictures_batch(rng, with_picture)
-    rows = [writer.conversation(rng, sc, budget) for sc in scenes] + [writer.conversation(rng, None, budget) for _ in range(without)] + [writer.drill(rng, budget) for _ in range(drills)]
+    rows = [writer.conversation(rng, sc, budget, thinking) for sc in scenes] + [writer.conversation(rng, None, budget, thinking) for _ in range(without)] + [writer.drill(rng, budget) for _ in range(drills)]
     out.update(collate(rows, out["grid"]))
     return out

@@ -53,7 +53,7 @@ def as_packed(m):
     return m
 
 
-def cases(rng, writer, n):
+def cases(rng, writer, n, others):
     """{(group, kind): [(scene or None, row)]}, one answer to measure a row: its last."""
     out = collections.defaultdict(list)
 
@@ -72,9 +72,10 @@ def cases(rng, writer, n):
         for _ in range(n):
             sc, t = fresh(kind)
             add("trained wording", kind, sc, [t])
+        for _ in range(2 * others):
             sc, t = fresh(kind, held=True)
             add("new wording", kind, sc, [t])
-        for _ in range(n // 2):
+        for _ in range(others):
             sc, t = fresh(kind)
             add("thinking", kind, sc, [t], thinking=True)
             grid = rng.choice([g for g, _ in pictures.GRIDS if g != pictures.SQUARE])
@@ -96,8 +97,9 @@ def cases(rng, writer, n):
     for kind in talk.TEXT_KINDS:
         for _ in range(n):
             add("trained wording", kind, None, [talk.without_picture(rng, kind)])
+        for _ in range(2 * others):
             add("new wording", kind, None, [talk.without_picture(rng, kind, held=True)])
-        for _ in range(n // 2):
+        for _ in range(others):
             add("thinking", kind, None, [talk.without_picture(rng, kind)], thinking=True)
             add("second turn, any", kind, None, [talk.without_picture(rng), talk.without_picture(rng, kind)], keep=rng.random() < 0.5)
             add("system prompt", kind, None, [talk.without_picture(rng, kind)], system=rng.choice(talk.SYSTEM_HELD))
@@ -122,7 +124,7 @@ def batches(found, size=16, seed=1):
 
 
 GROUPS = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes"]
-BOTH = GROUPS[:2]  # measured as it is and as packed; the other groups as packed
+BOTH = ["new wording"]  # measured as it is and as packed; the other groups as packed
 
 
 def part(rank, a, results):
@@ -132,7 +134,7 @@ def part(rank, a, results):
     tokenizer = Tokenizer.from_file(a.checkpoint + "/tokenizer.json")
     m = checkpoint.load(a.checkpoint)
     packed = as_packed(m)
-    found = {key: rows[rank :: a.processes] for key, rows in cases(random.Random(a.seed), data.Writer(tokenizer), a.n).items()}
+    found = {key: rows[rank :: a.processes] for key, rows in cases(random.Random(a.seed), data.Writer(tokenizer), a.n, a.others).items()}
     score, shown = collections.defaultdict(list), []
     for asis in (False, True):
         for b, keys, owner in batches({k: rows for k, rows in found.items() if not asis or k[0] in BOTH}, seed=rank):
@@ -150,7 +152,8 @@ def part(rank, a, results):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("checkpoint")
-    p.add_argument("--n", type=int, default=200)
+    p.add_argument("--n", type=int, default=200, help="questions a kind in trained wordings")
+    p.add_argument("--others", type=int, default=50, help="questions a kind in every other group; twice that in new wordings")
     p.add_argument("--seed", type=int, default=990001)
     p.add_argument("--markdown")
     p.add_argument("--wrong", help="a file for the wrong answers")
@@ -175,7 +178,7 @@ def main():
         have = [score.get(((g, kind), asis)) for _, g, asis in columns]
         rows.append([kind] + [f"{100 * np.mean(h):.1f}" if h else "" for h in have])
     pool = [[x for k in kinds for x in score.get(((g, k), asis), [])] for _, g, asis in columns]
-    rows.append(["all (answers)"] + [f"{100 * np.mean(x):.1f} ({len(x)})" for x in pool])
+    rows.append(["all (of)"] + [f"{100 * np.mean(x):.1f} ({len(x)})" for x in pool])
     text = "\n".join("| " + " | ".join(r) + " |" for r in [head, ["---"] * len(head)] + rows) + "\n"
     print(text, f"{time.time() - begin:.0f} s")
     if a.markdown:

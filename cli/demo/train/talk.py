@@ -46,7 +46,7 @@ WORDINGS = {
     ),
     "count": (
         ["How many shapes are there?", "How many shapes are in the {p}?", "How many shapes do you see?", "Count the shapes.", "How many things are in the {p}?", "How many things do you see?", "How many objects are there?",
-         "Please count the shapes.", "How many shapes can you see?", "Can you count the shapes?", "How many objects do you see?", "What is the number of shapes?"],
+         "Please count the shapes.", "How many shapes can you see?", "Can you count the shapes?", "Could you count the shapes?", "How many objects do you see?", "What is the number of shapes?"],
         ["How many things are there?", "Count the shapes in this {p}.", "How many objects are in the {p}?"],
     ),
     "count kind": (
@@ -55,7 +55,7 @@ WORDINGS = {
     ),
     "colour of": (
         ["What {c} is the {s}?", "Which {c} is the {s}?", "What is the {c} of the {s}?", "Tell me the {c} of the {s}.", "Which {c} does the {s} have?", "What {c} does the {s} have?", "What is the {s}'s {c}?",
-         "Please tell me the {c} of the {s}.", "What {c} is the {s} in the {p}?", "Can you tell me the {c} of the {s}?", "Name the {c} of the {s}.", "The {s} has which {c}?"],
+         "Please tell me the {c} of the {s}.", "What {c} is the {s} in the {p}?", "Can you tell me the {c} of the {s}?", "Could you tell me the {c} of the {s}?", "Name the {c} of the {s}.", "The {s} has which {c}?"],
         ["Tell me what {c} the {s} is.", "Which {c} is the {s} in this {p}?", "What's the {c} of the {s}?"],
     ),
     "shape of": (

@@ -40,6 +40,7 @@ def arguments():
     p.add_argument("--late", type=int, nargs=3, default=[12, 4, 4])
     p.add_argument("--early-share", type=float, default=0.45)
     p.add_argument("--budget", type=int, default=132, help="tokens of a conversation, about")
+    p.add_argument("--thinking", type=float, default=0.35, help="the share of conversations whose last turn is thought about")
     p.add_argument("--processes", type=int, default=4)
     p.add_argument("--seed", type=int, default=1)
     return p.parse_args()
@@ -145,7 +146,7 @@ def train(rank, a, meeting):
     while part < 1:
         for module in (m.visual, heads):
             module.requires_grad_(part >= a.frozen)
-        b = tensors(data.batch(rng, writer, *(n // a.processes for n in (a.early if part < a.early_share else a.late)), a.budget))
+        b = tensors(data.batch(rng, writer, *(n // a.processes for n in (a.early if part < a.early_share else a.late)), a.budget, a.thinking))
         logits, seen = m(b)
         answer = F.cross_entropy(logits, b["goal"])
         dense, reads = heads(seen, b, words())
