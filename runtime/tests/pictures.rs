@@ -1,6 +1,7 @@
 //! Decoded pictures against Pillow's, and files that are no pictures.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
-use runtime::image::{ImageError, MAX_PIXELS, Rgb, decode};
+use runtime::image::{ImageError, Rgb, decode};
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {
@@ -118,7 +119,6 @@ fn absurd_sizes_are_refused_before_anything_is_allocated() {
     // The greatest that the formats can state.
     assert!(decode(&resized("rgb.png", u32::MAX >> 1, u32::MAX >> 1)).is_err());
     assert!(decode(&resized("444.jpg", 65_535, 65_535)).is_err());
-    assert!(MAX_PIXELS < 60_000 * 60_000);
 }
 
 #[test]

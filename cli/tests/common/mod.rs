@@ -6,30 +6,30 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// What a run left behind.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Run {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// The binary, with nothing on its standard input.
-pub fn command<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
+pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qwen35-direct"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("QWEN35_DEMO_BUNDLE");
     command
 }
 
-pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Run {
+pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Run {
     finish(command(arguments).spawn().unwrap())
 }
 
 /// Runs with `input` on standard input.
-pub fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: &[u8]) -> Run {
+pub(crate) fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: &[u8]) -> Run {
     let mut child = command(arguments).stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
@@ -41,7 +41,7 @@ pub fn run_with_input<S: AsRef<std::ffi::OsStr>>(arguments: &[S], input: &[u8]) 
 }
 
 /// Waits for the end, and kills what does not end.
-pub fn finish(mut child: Child) -> Run {
+pub(crate) fn finish(mut child: Child) -> Run {
     fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -67,7 +67,7 @@ pub fn finish(mut child: Child) -> Run {
 }
 
 /// This test binary's own folder, emptied once.
-pub fn folder() -> &'static Path {
+pub(crate) fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let name = std::env::current_exe().unwrap().file_stem().unwrap().to_owned();
@@ -79,13 +79,13 @@ pub fn folder() -> &'static Path {
 }
 
 /// The bundle of the tiny model, made once.
-pub fn bundle() -> &'static Path {
+pub(crate) fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
     BUNDLE.get_or_init(|| driver_tests::tiny::bundle(&folder().join("tiny")).unwrap())
 }
 
 /// A copy of the tiny bundle to break; large files are hard links, so `edit` must replace, not write into, them.
-pub fn broken(name: &str, edit: impl FnOnce(&Path)) -> PathBuf {
+pub(crate) fn broken(name: &str, edit: impl FnOnce(&Path)) -> PathBuf {
     let to = folder().join(name);
     copy(bundle(), &to);
     edit(&to);
@@ -106,7 +106,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Replaces a file by what `edit` makes of its bytes.
-pub fn rewrite(file: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
+pub(crate) fn rewrite(file: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = std::fs::read(file).unwrap();
     edit(&mut bytes);
     std::fs::remove_file(file).unwrap();
@@ -114,7 +114,7 @@ pub fn rewrite(file: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
 }
 
 /// Replaces a text file by what `edit` makes of it.
-pub fn rewrite_text(file: &Path, edit: impl FnOnce(&str) -> String) {
+pub(crate) fn rewrite_text(file: &Path, edit: impl FnOnce(&str) -> String) {
     rewrite(file, |bytes| {
         let text = edit(std::str::from_utf8(bytes).unwrap());
         assert_ne!(text.as_bytes(), bytes.as_slice(), "{} is unchanged: the case tests nothing", file.display());
@@ -122,12 +122,12 @@ pub fn rewrite_text(file: &Path, edit: impl FnOnce(&str) -> String) {
     });
 }
 
-pub fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/images").join(name)
 }
 
 /// The tiny bundle with kernels that the software NPU does not recognise as ours, as if they were for a real array.
-pub fn opaque() -> &'static Path {
+pub(crate) fn opaque() -> &'static Path {
     static OPAQUE: OnceLock<PathBuf> = OnceLock::new();
     OPAQUE.get_or_init(|| {
         broken("opaque", |folder| {

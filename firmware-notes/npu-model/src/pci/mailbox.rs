@@ -108,7 +108,7 @@ impl Channel {
                 continue;
             }
             let end = head.checked_add(HEADER)?.checked_add(size)?;
-            if size % 4 != 0 || end > RING {
+            if !size.is_multiple_of(4) || end > RING {
                 return None;
             }
             let message = Message {

@@ -177,12 +177,14 @@ pub fn serve(socket: &Path, config: Config, log: &Path) -> io::Result<PciNpu> {
         })
         .collect();
     let regions = REGIONS.iter().enumerate().map(|(i, &size)| {
-        let mut info = vfio_bindings::bindings::vfio::vfio_region_info::default();
-        info.argsz = 32;
-        info.index = i as u32;
-        info.size = size as u64;
-        // Readable and writable.
-        info.flags = if size > 0 { 3 } else { 0 };
+        let info = vfio_bindings::bindings::vfio::vfio_region_info {
+            argsz: 32,
+            index: i as u32,
+            size: size as u64,
+            // Readable and writable.
+            flags: if size > 0 { 3 } else { 0 },
+            ..Default::default()
+        };
         ServerRegion { region_info: info, sparse_areas: Vec::new(), mmap_fd: None }
     });
     let server = Server::new(socket, true, irqs, regions.collect()).map_err(|e| io::Error::other(e.to_string()))?;
