@@ -118,7 +118,7 @@ mod tests {
 
     fn tiff(little: bool, kind: u16, value: u16) -> Vec<u8> {
         let mut bytes = if little { b"II*\0".to_vec() } else { b"MM\0*".to_vec() };
-        let mut put16 = |bytes: &mut Vec<u8>, v: u16| {
+        let put16 = |bytes: &mut Vec<u8>, v: u16| {
             bytes.extend(if little { v.to_le_bytes() } else { v.to_be_bytes() });
         };
         let put32 = |bytes: &mut Vec<u8>, v: u32| {
