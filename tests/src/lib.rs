@@ -1,3 +1,5 @@
-//! What end-to-end tests share: a tiny model to run them on, and the bundle made of it.
+//! What end-to-end tests share, and the table of driver cases that runs against any device node.
+#![deny(unsafe_code)]
 
+pub mod cases;
 pub mod tiny;
