@@ -1,5 +1,6 @@
 //! The command line, parsed and checked.
 
+use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, Flag, FlagSpec, command_spec, flag_named};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -77,6 +78,7 @@ pub(crate) enum Request {
         json: bool,
         ops: bool,
     },
+    DriverCheck(driver_check::Options),
     Help(Option<Command>),
     Version,
 }
@@ -137,6 +139,11 @@ struct Given {
     kernels_from: Option<PathBuf>,
     json: bool,
     ops: bool,
+    groups: Vec<driver_tests::cases::Group>,
+    cases: Vec<String>,
+    list: bool,
+    tap: bool,
+    danger: bool,
 }
 
 /// Parses what follows the program's name.
@@ -209,6 +216,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         },
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
+        Command::DriverCheck => Request::DriverCheck(given.driver_check()?),
     })
 }
 
@@ -240,6 +248,15 @@ impl Given {
             Flag::KernelsFrom => self.kernels_from = Some(value.into()),
             Flag::Json => self.json = true,
             Flag::Ops => self.ops = true,
+            Flag::Group => {
+                let name = text(spec, value)?;
+                let group = driver_tests::cases::Group::named(&name);
+                self.groups.push(group.ok_or_else(|| wrong(spec, &name, "a group that --help names"))?);
+            }
+            Flag::Case => self.cases.push(text(spec, value)?),
+            Flag::List => self.list = true,
+            Flag::Tap => self.tap = true,
+            Flag::Danger => self.danger = true,
             // Answered before anything else is looked at.
             Flag::Help | Flag::Version => {}
         }
@@ -273,6 +290,23 @@ impl Given {
             thinking: self.thinking,
             max_new: self.max_new.unwrap_or(DEFAULT_MAX_NEW),
             run,
+        })
+    }
+
+    fn driver_check(self) -> Result<driver_check::Options, UsageError> {
+        let style = match (self.tap, self.json) {
+            (true, true) => return Err(UsageError::Exclusive("tap", "json")),
+            (true, false) => Style::Tap,
+            (false, true) => Style::Json,
+            (false, false) => Style::Table,
+        };
+        Ok(driver_check::Options {
+            device: self.device,
+            groups: self.groups,
+            cases: self.cases,
+            list: self.list,
+            style,
+            danger: self.danger,
         })
     }
 }
@@ -340,6 +374,23 @@ mod tests {
             run,
         };
         assert_eq!(request, Ok(Request::Chat { bundle: "b".into(), talk }));
+    }
+
+    #[test]
+    fn a_driver_check_is_understood() {
+        use driver_tests::cases::Group;
+        let options = driver_check::Options {
+            device: DeviceChoice::Model,
+            groups: vec![Group::Bo, Group::Exec],
+            cases: vec!["bo::handles".into()],
+            style: Style::Tap,
+            danger: true,
+            ..driver_check::Options::default()
+        };
+        let line = "driver-check --device model --group bo --group exec --case bo::handles --tap --danger";
+        assert_eq!(words(line), Ok(Request::DriverCheck(options)));
+        assert_eq!(words("driver-check --tap --json"), Err(UsageError::Exclusive("tap", "json")));
+        assert!(words("driver-check --group nothing").is_err());
     }
 
     #[test]

@@ -74,6 +74,9 @@ pub(crate) enum CliError {
     /// The references of a bundle did not come out.
     #[error("check failed: see the table")]
     CheckFailed,
+    /// Some driver cases did not come out.
+    #[error("driver-check: {0} cases failed: see above")]
+    DriverCheckFailed(usize),
     /// There is nothing to check with.
     #[error("bundle {}: it holds no reference runs; export with --refs to have some", .0.display())]
     NoReferences(PathBuf),

@@ -9,6 +9,7 @@ pub(crate) enum Command {
     Demo,
     Devices,
     Inspect,
+    DriverCheck,
 }
 
 /// A command, its words and its place in the help.
@@ -58,6 +59,10 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         positional: &["file"],
         help: "explains an xclbin, a PDI, an instruction stream, a recorded trace or a bundle, or says where it is \
                damaged",
+        command: Command::DriverCheck,
+        word: "driver-check",
+        positional: &[],
+        help: "runs the table of driver cases: what a client may expect of a device node, rule by rule",
     },
 ];
 
@@ -81,6 +86,11 @@ pub(crate) enum Flag {
     KernelsFrom,
     Json,
     Ops,
+    Group,
+    Case,
+    List,
+    Tap,
+    Danger,
     Help,
     Version,
 }
@@ -102,8 +112,18 @@ const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
 const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export];
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
-const ALL: &[Command] =
-    &[Command::Chat, Command::Check, Command::Export, Command::Demo, Command::Devices, Command::Inspect];
+const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::DriverCheck];
+const REPORTS: &[Command] = &[Command::Inspect, Command::DriverCheck];
+const DRIVER: &[Command] = &[Command::DriverCheck];
+const ALL: &[Command] = &[
+    Command::Chat,
+    Command::Check,
+    Command::Export,
+    Command::Demo,
+    Command::Devices,
+    Command::Inspect,
+    Command::DriverCheck,
+];
 
 const fn switch(flag: Flag, name: &'static str, commands: &'static [Command], help: &'static str) -> FlagSpec {
     FlagSpec { flag, name, value: None, repeats: false, help, commands }
@@ -146,7 +166,7 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         Flag::Device,
         "device",
         "DEVICE",
-        RUNS,
+        OPENS,
         "auto: an NPU that works, else the software NPU; npu: an NPU or an error; model: the software NPU; or a \
          device node such as /dev/accel/accel0 [auto]",
     ),
@@ -167,8 +187,28 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         EXPORTS,
         "take kernels and shapes from this bundle, so that a fine-tune runs on published kernels",
     ),
-    switch(Flag::Json, "json", INSPECTS, "say it in JSON"),
+    switch(Flag::Json, "json", REPORTS, "say it in JSON"),
     switch(Flag::Ops, "ops", INSPECTS, "list every operation, command or call, one a line"),
+    FlagSpec {
+        flag: Flag::Group,
+        name: "group",
+        value: Some("GROUP"),
+        repeats: true,
+        help: "run the cases of this group only: open, query, bo, heap, context, exec, chain, fence, fault, power, share, \
+               multi or perf; may be given several times",
+        commands: DRIVER,
+    },
+    FlagSpec {
+        flag: Flag::Case,
+        name: "case",
+        value: Some("NAME"),
+        repeats: true,
+        help: "run the case of this name only, such as bo::handles; may be given several times",
+        commands: DRIVER,
+    },
+    switch(Flag::List, "list", DRIVER, "list the cases and what they expect, and run none"),
+    switch(Flag::Tap, "tap", DRIVER, "write the outcomes in the Test Anything Protocol"),
+    switch(Flag::Danger, "danger", DRIVER, "run the cases that change power modes or wait for the device to sleep too"),
     switch(Flag::Help, "help", ALL, "show this"),
     switch(Flag::Version, "version", ALL, "show the version"),
 ];

@@ -6,6 +6,7 @@ mod check;
 mod contracts;
 mod demo;
 mod device;
+mod driver_check;
 mod error;
 mod export;
 mod flags;
@@ -58,6 +59,7 @@ fn run() -> Result<(), CliError> {
         }
         Request::Devices => npu::list(),
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
+        Request::DriverCheck(options) => driver_check::run(&options),
         Request::Help(command) => output::answer(&help::text(command)),
         Request::Version => output::answer(&format!("{} {}\n", help::NAME, env!("CARGO_PKG_VERSION"))),
     }

@@ -215,12 +215,7 @@ fn refused(ctx: &Ctx) -> Verdict {
     short[0] = header(CMD_CHAIN, 8);
     expect_untouched(
         &ready,
-        &[
-            chain_words(&[]),
-            chain_words(&[one.handle, 500]),
-            chain_words(&[one.handle, ready.pdi]),
-            short,
-        ],
+        &[chain_words(&[]), chain_words(&[one.handle, 500]), chain_words(&[one.handle, ready.pdi]), short],
     )?;
     Ok(())
 }

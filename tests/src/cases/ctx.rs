@@ -91,10 +91,6 @@ impl Ctx {
         self.minor >= 16
     }
 
-    pub(super) fn opener(&self) -> &dyn Opener {
-        &*self.opener
-    }
-
     pub(super) fn node(&self) -> &Path {
         &self.node
     }

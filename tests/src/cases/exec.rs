@@ -238,7 +238,11 @@ fn order_of_checks(ctx: &Ctx) -> Verdict {
     ] {
         same!(exec(a), Err(errno), "{what}");
     }
-    same!(client.exec(ready.context + 100, packet.handle, &[99]), Err(Errno::NOENT), "an unknown argument comes before the context");
+    same!(
+        client.exec(ready.context + 100, packet.handle, &[99]),
+        Err(Errno::NOENT),
+        "an unknown argument comes before the context"
+    );
     same!(client.exec(ready.context, packet.handle, &[]), Ok(0), "no arguments are fine");
     client.wait(ready.syncobj, 0)?;
     Ok(())

@@ -169,7 +169,10 @@ fn outlives_client(ctx: &Ctx) -> Verdict {
     let other = ctx.open()?;
     let ready = ctx.open()?.ready()?;
     let packet = ready.good()?;
-    let last = { ready.submit(packet)?; ready.submit(packet)? };
+    let last = {
+        ready.submit(packet)?;
+        ready.submit(packet)?
+    };
     let mut a = drm::SyncobjHandle { handle: ready.syncobj, fd: -1, ..Zeroable::zeroed() };
     ready.client.call(request::SYNCOBJ_HANDLE_TO_FD, &mut a)?;
     let file = own_fd(a.fd).ok_or_else(|| Stop::fail("no descriptor"))?;

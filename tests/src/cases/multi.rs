@@ -67,8 +67,7 @@ fn threads_one_context(ctx: &Ctx) -> Verdict {
 fn threads_contexts(ctx: &Ctx) -> Verdict {
     let client = ctx.open()?;
     let first = client.ready()?;
-    let contexts =
-        [first.clone(), client.ready_in(first.heap, Kind::Gemm)?, client.ready_in(first.heap, Kind::Gemv)?];
+    let contexts = [first.clone(), client.ready_in(first.heap, Kind::Gemm)?, client.ready_in(first.heap, Kind::Gemv)?];
     in_threads(6, |i| {
         let ready = &contexts[i % 3];
         let packet = ready.good()?;

@@ -148,6 +148,8 @@ fn point_zero(ctx: &Ctx) -> Verdict {
     ready.submit(hung)?;
     same!(ready.client.wait_points(&[(ready.syncobj, 0)], 0, 0), Err(Errno::TIME), "now the head is another");
     same!(first.state(), COMPLETED, "the packet tells");
+    // Without hang detection, unmapping would wait for ever.
+    ready.client.destroy_hwctx(ready.context)?;
     Ok(())
 }
 

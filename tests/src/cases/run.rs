@@ -30,13 +30,7 @@ pub struct Selection {
 
 impl Default for Selection {
     fn default() -> Self {
-        Self {
-            groups: Vec::new(),
-            names: Vec::new(),
-            danger: false,
-            deadline: Duration::from_secs(60),
-            model: None,
-        }
+        Self { groups: Vec::new(), names: Vec::new(), danger: false, deadline: Duration::from_secs(60), model: None }
     }
 }
 
