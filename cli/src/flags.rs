@@ -58,6 +58,7 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         word: "inspect",
         positional: &["file"],
         help: "explains an xclbin, a PDI, an instruction stream, a recorded trace or a bundle, or says where it is \
+               damaged",
     },
     CommandSpec {
         command: Command::DriverCheck,
