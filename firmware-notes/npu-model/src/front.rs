@@ -3,24 +3,28 @@
 //!
 //! No reference to such memory is ever formed. Everything is copied through raw pointers, and bounds are checked here.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amdxdna_ioctl::Errno;
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::array::{DeviceMemory, MemoryFault};
+
+mod user;
+
+pub(crate) use user::{dup_user, give_fd, read_user, write_user};
+#[cfg(feature = "supervise")]
+pub(crate) use user::{Process, on_behalf_of};
+use user::check_user;
 
 /// Bytes of a CPU cache line.
 pub(crate) const LINE: usize = 64;
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
-/// End of the user half of the address space.
-const USER_END: u64 = 1 << 47;
-
 /// A reservation of address space, or a mapping; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -62,17 +66,17 @@ impl Region {
         Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
     }
 
-    /// A shared mapping of a file.
-    fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+    /// A shared mapping of a file, from `start` on.
+    fn shared(fd: BorrowedFd<'_>, start: u64, len: usize) -> Result<Self, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let ptr = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)?
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, start)?
         };
         Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
     }
 
-    /// Puts a shared mapping of `fd` (or anonymous zeroes) inside this reservation.
-    fn place(&self, offset: usize, len: usize, fd: Option<BorrowedFd<'_>>) -> Result<NonNull<u8>, Errno> {
+    /// Puts a shared mapping of a file, from a position on, or anonymous zeroes, inside this reservation.
+    fn place(&self, offset: usize, len: usize, file: Option<(BorrowedFd<'_>, u64)>) -> Result<NonNull<u8>, Errno> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Errno::INVAL);
         }
@@ -81,8 +85,8 @@ impl Region {
         // before the buffer that is placed here is made.
         let ptr = unsafe {
             let at = self.ptr.as_ptr().add(offset).cast();
-            match fd {
-                Some(fd) => rustix::mm::mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0)?,
+            match file {
+                Some((fd, start)) => rustix::mm::mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, start)?,
                 None => rustix::mm::mmap_anonymous(
                     at,
                     len,
@@ -114,10 +118,53 @@ struct Split {
     flushed: Mutex<Vec<u64>>,
 }
 
+/// One file that holds the pages of all buffers of a device, each at its mmap offset: a client in another process maps
+/// it for itself.
+#[derive(Debug)]
+pub(crate) struct Store {
+    file: Arc<OwnedFd>,
+}
+
+/// Bytes of a store's file, none of which cost anything before they are written: more than offsets will ever count.
+const STORE: u64 = 1 << 50;
+
+impl Store {
+    /// A new file.
+    #[cfg(feature = "supervise")]
+    pub(crate) fn new(name: &str) -> Result<Self, Errno> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, STORE)?;
+        Ok(Self { file: Arc::new(file) })
+    }
+
+    /// The file.
+    #[cfg(feature = "supervise")]
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The range of a [`Store`] that a buffer's pages are; given back when dropped.
+#[derive(Debug)]
+struct Stored {
+    file: Arc<OwnedFd>,
+    start: u64,
+    len: usize,
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Pages that stay would be a leak and nothing worse: offsets are not used twice.
+        let _ = rustix::fs::fallocate(&*self.file, how, self.start, self.len as u64);
+    }
+}
+
 /// The pages of one buffer object.
 #[derive(Debug)]
 pub(crate) struct Memory {
     len: usize,
+    /// A file of its own.
     file: Option<OwnedFd>,
     /// What the CPU sees.
     cpu: NonNull<u8>,
@@ -126,6 +173,8 @@ pub(crate) struct Memory {
     split: Option<Split>,
     _owned: Vec<Region>,
     _window: Option<Arc<Region>>,
+    /// After the mappings of it.
+    _stored: Option<Stored>,
 }
 
 // SAFETY: the pointers are to mappings that live as long as the value, and all access is by bounds-checked raw copies.
@@ -138,7 +187,25 @@ impl Memory {
     pub(crate) fn new(len: usize, window: Option<(&Arc<Region>, usize)>, coherent: bool) -> Result<Self, Errno> {
         let file = rustix::fs::memfd_create("amdxdna-bo", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, len as u64)?;
-        Self::of_file(file, len, window, coherent)
+        let mut memory = Self::of_file(file.as_fd(), 0, len, window, coherent)?;
+        memory.file = Some(file);
+        Ok(memory)
+    }
+
+    /// New zeroed pages, in `store` from the position `start` on; nobody may have used the range before.
+    pub(crate) fn stored(
+        store: &Store,
+        start: u64,
+        len: usize,
+        window: Option<(&Arc<Region>, usize)>,
+    ) -> Result<Self, Errno> {
+        if start.checked_add(len as u64).is_none_or(|end| end > STORE) {
+            return Err(Errno::NOMEM);
+        }
+        let stored = Stored { file: Arc::clone(&store.file), start, len };
+        let mut memory = Self::of_file(store.file.as_fd(), start, len, window, true)?;
+        memory._stored = Some(stored);
+        Ok(memory)
     }
 
     /// The pages of a file, an imported buffer.
@@ -149,11 +216,14 @@ impl Memory {
         }
         // The rest of the last page is there too.
         let len = len.checked_next_multiple_of(PAGE as usize).ok_or(Errno::INVAL)?;
-        Self::of_file(file, len, None, coherent)
+        let mut memory = Self::of_file(file.as_fd(), 0, len, None, coherent)?;
+        memory.file = Some(file);
+        Ok(memory)
     }
 
     fn of_file(
-        file: OwnedFd,
+        file: BorrowedFd<'_>,
+        start: u64,
         len: usize,
         window: Option<(&Arc<Region>, usize)>,
         coherent: bool,
@@ -166,12 +236,12 @@ impl Memory {
         };
         let (cpu, device, split) = if coherent {
             let ptr = match window {
-                Some((window, offset)) => window.place(offset, len, Some(file.as_fd()))?,
-                None => own(Region::shared(file.as_fd(), len)?),
+                Some((window, offset)) => window.place(offset, len, Some((file, start)))?,
+                None => own(Region::shared(file, start, len)?),
             };
             (ptr, ptr, None)
         } else {
-            let cpu = own(Region::shared(file.as_fd(), len)?);
+            let cpu = own(Region::shared(file, start, len)?);
             let device = match window {
                 Some((window, offset)) => window.place(offset, len, None)?,
                 None => own(Region::anonymous(len)?),
@@ -180,12 +250,13 @@ impl Memory {
         };
         Ok(Self {
             len,
-            file: Some(file),
+            file: None,
             cpu,
             device,
             split,
             _owned: owned,
             _window: window.map(|(window, _)| Arc::clone(window)),
+            _stored: None,
         })
     }
 
@@ -205,7 +276,7 @@ impl Memory {
             owned.push(region);
             (ptr, Some(Split::new(len)?))
         };
-        Ok(Self { len, file: None, cpu, device, split, _owned: owned, _window: None })
+        Ok(Self { len, file: None, cpu, device, split, _owned: owned, _window: None, _stored: None })
     }
 
     /// Bytes.
@@ -360,66 +431,6 @@ pub(crate) fn read_device(memory: &dyn DeviceMemory, addr: u64, out: &mut [u8]) 
         done += n;
     }
     Ok(())
-}
-
-/// Whether a user pointer can be one: not in the first page, inside the user half.
-fn check_user(addr: u64, len: usize) -> Result<(), Errno> {
-    let end = addr.checked_add(len as u64).ok_or(Errno::FAULT)?;
-    if addr < PAGE || end > USER_END { Err(Errno::FAULT) } else { Ok(()) }
-}
-
-/// Reads from a pointer of an ioctl's argument.
-///
-/// # Errors
-/// `EFAULT` for addresses that no process has. Anything else is the promise of whoever called the door's `ioctl`.
-pub(crate) fn read_user(addr: u64, out: &mut [u8]) -> Result<(), Errno> {
-    if out.is_empty() {
-        return Ok(());
-    }
-    check_user(addr, out.len())?;
-    // SAFETY: the caller of `Door::ioctl` promises that the argument's pointers are valid for what the request reads.
-    unsafe {
-        std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(addr as usize), out.as_mut_ptr(), out.len());
-    }
-    Ok(())
-}
-
-/// Writes to a pointer of an ioctl's argument.
-///
-/// # Errors
-/// As [`read_user`].
-pub(crate) fn write_user(addr: u64, bytes: &[u8]) -> Result<(), Errno> {
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    check_user(addr, bytes.len())?;
-    // SAFETY: the caller of `Door::ioctl` promises that the argument's pointers are valid for what the request writes.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr(),
-            std::ptr::with_exposed_provenance_mut(addr as usize),
-            bytes.len(),
-        );
-    }
-    Ok(())
-}
-
-/// Duplicates a file descriptor of an ioctl's argument.
-///
-/// # Errors
-/// `EBADF`.
-pub(crate) fn dup_user(fd: RawFd) -> Result<OwnedFd, Errno> {
-    if fd < 0 {
-        return Err(Errno::BADF);
-    }
-    // SAFETY: the number is only handed to fcntl, which checks it; it is not closed and not kept.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::io::fcntl_dupfd_cloexec(borrowed, 0)
-}
-
-/// Gives a file descriptor away to the client, as the number that an ioctl returns.
-pub(crate) fn give_fd(fd: OwnedFd) -> RawFd {
-    std::os::fd::IntoRawFd::into_raw_fd(fd)
 }
 
 #[cfg(test)]

@@ -18,6 +18,9 @@ mod front;
 #[cfg(feature = "pci")]
 pub mod pci;
 mod stats;
+#[cfg(feature = "supervise")]
+pub mod supervise;
+pub mod trace;
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError};

@@ -9,7 +9,7 @@ use amdxdna_ioctl::abi::{self, BoType, HEAP_MAX, INVALID_ADDR};
 use super::bo::{Bo, Fixed, Parts, Pinned};
 use super::{Client, locked};
 use crate::config::{AddressMode, DriverVersion};
-use crate::front::{Memory, PAGE, read_user};
+use crate::front::{Memory, PAGE, Region, read_user};
 
 /// Largest SHARE buffer: more than any machine with these parts has.
 const SHARE_MAX: u64 = 1 << 38;
@@ -47,7 +47,7 @@ impl Client {
     }
 
     /// Takes a range of mmap offsets.
-    fn map_offset(&self, size: u64) -> u64 {
+    pub(super) fn map_offset(&self, size: u64) -> u64 {
         let mut shared = self.device.shared();
         let offset = shared.next_offset;
         shared.next_offset += size;
@@ -78,14 +78,20 @@ impl Client {
     }
 
     /// A SHARE or CMD buffer of `memory`.
-    pub(super) fn wrap(&self, kind: BoType, memory: Memory, imported: bool) -> Result<Arc<Bo>, Errno> {
+    pub(super) fn wrap(
+        &self,
+        kind: BoType,
+        memory: Memory,
+        map_offset: u64,
+        imported: bool,
+    ) -> Result<Arc<Bo>, Errno> {
         let size = (memory.len() as u64).next_multiple_of(PAGE);
         let memory = Arc::new(memory);
         let bo = Bo::new(
             Parts {
                 kind,
                 size,
-                map_offset: self.map_offset(size),
+                map_offset,
                 imported,
                 heap_addr: None,
                 pinned: None,
@@ -110,18 +116,21 @@ impl Client {
         }
         let size = size.checked_next_multiple_of(PAGE).filter(|&size| size <= SHARE_MAX).ok_or(Errno::NOMEM)?;
         self.check_memory(size)?;
-        self.wrap(kind, Memory::new(size as usize, None, self.device.config.coherent)?, false)
+        let offset = self.map_offset(size);
+        self.wrap(kind, self.device.pages(offset, size as usize, None)?, offset, false)
     }
 
     fn create_heap(&self, size: u64) -> Result<Arc<Bo>, Errno> {
-        let bo = self.space.add_heap(size, |memory, heap_addr| {
+        let offset = self.map_offset(size);
+        let pages = |window: &Arc<Region>, at| self.device.pages(offset, size as usize, Some((window, at)));
+        let bo = self.space.add_heap(size, pages, |memory, heap_addr| {
             self.check_memory(size)?;
             Ok(Bo::new(
                 Parts {
                     kind: BoType::DevHeap,
                     size,
                     memory: Some(memory),
-                    map_offset: self.map_offset(size),
+                    map_offset: offset,
                     imported: false,
                     heap_addr: Some(heap_addr),
                     pinned: None,
@@ -199,6 +208,7 @@ impl Client {
     }
 
     fn pin(&self, kind: BoType, addr: u64, size: u64) -> Result<Arc<Bo>, Errno> {
+        self.device.own_files()?;
         let limit = self.device.config.memlock;
         let privileged = locked(&self.device.faults).privileged;
         if !privileged && limit == 0 {

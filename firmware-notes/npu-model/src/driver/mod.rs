@@ -16,6 +16,9 @@ mod notes;
 mod packet;
 mod prime;
 mod ranges;
+#[cfg(feature = "supervise")]
+#[allow(unsafe_code)]
+mod remote;
 mod space;
 mod syncobj;
 
@@ -32,10 +35,12 @@ use self::handles::Handles;
 use self::hwctx::Hwctx;
 pub(crate) use self::notes::TABLE as NOTES;
 use self::ranges::Ranges;
+#[cfg(feature = "supervise")]
+pub(crate) use self::remote::{Piece, Remote};
 use self::space::Space;
 use crate::config::{AddressMode, Config, Faults};
 use crate::firmware::{Firmware, protocol_accepted};
-use crate::front::PAGE;
+use crate::front::{Memory, PAGE, Region, Store};
 use crate::stats::Stats;
 
 /// First mmap offset that the DRM core gives out (`DRM_FILE_PAGE_OFFSET_START`).
@@ -92,10 +97,18 @@ pub(crate) struct Device {
     blocking_calls: AtomicU64,
     /// Bytes of user pages pinned.
     pinned: AtomicU64,
+    /// Where all buffers are, if clients are other processes.
+    store: Option<Store>,
 }
 
 impl Device {
+    /// A device for this process.
     pub(crate) fn new(config: Config) -> Arc<Self> {
+        Self::with_store(config, None)
+    }
+
+    /// With a store, a device for other processes.
+    pub(crate) fn with_store(config: Config, store: Option<Store>) -> Arc<Self> {
         let stats = Arc::new(Stats::default());
         let faults = Arc::new(Mutex::new(config.faults.clone()));
         let firmware = Firmware::new(&config, Arc::clone(&stats), Arc::clone(&faults));
@@ -117,7 +130,24 @@ impl Device {
             last_activity: AtomicI64::new(0),
             blocking_calls: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
+            store,
         })
+    }
+
+    /// New pages for the buffer at an mmap offset.
+    fn pages(&self, offset: u64, len: usize, window: Option<(&Arc<Region>, usize)>) -> Result<Memory, Errno> {
+        match &self.store {
+            Some(store) => Memory::stored(store, offset, len, window),
+            None => Memory::new(len, window, self.config.coherent),
+        }
+    }
+
+    /// Whether a buffer can have pages of its own.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where all pages have to be in the store: not modelled there.
+    fn own_files(&self) -> Result<(), Errno> {
+        if self.store.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) }
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -129,6 +159,11 @@ impl Device {
     /// # Errors
     /// The injected errno; `ENOENT` where probing would have failed, so that there is no node; `ENODEV` when unplugged.
     pub(crate) fn open(self: &Arc<Self>) -> Result<Arc<dyn Door>, Errno> {
+        self.check_open()?;
+        Ok(self.client())
+    }
+
+    fn check_open(&self) -> Result<(), Errno> {
         if let Some(errno) = locked(&self.faults).open {
             return Err(errno);
         }
@@ -138,16 +173,20 @@ impl Device {
         if self.unplugged.load(Ordering::Relaxed) {
             return Err(Errno::NODEV);
         }
-        Ok(self.client())
+        Ok(())
     }
 
-    /// A new client.
+    /// A new client in this process.
     pub(crate) fn client(self: &Arc<Self>) -> Arc<dyn Door> {
+        Arc::new(door::ModelDoor::new(self.new_client(i64::from(std::process::id()))))
+    }
+
+    fn new_client(self: &Arc<Self>, pid: i64) -> Arc<Client> {
         self.stats.update(|counts| counts.opens += 1);
-        let space = Arc::new(Space::new(self.config.mode, self.config.coherent));
+        let space = Arc::new(Space::new(self.config.mode));
         let client = Arc::new(Client {
             device: Arc::clone(self),
-            pid: i64::from(std::process::id()),
+            pid,
             space,
             buffers: Arc::default(),
             syncobjs: Mutex::default(),
@@ -155,7 +194,7 @@ impl Device {
             mappings: Mutex::default(),
         });
         self.shared().clients.push(Arc::downgrade(&client));
-        Arc::new(door::ModelDoor::new(client))
+        client
     }
 
     /// Takes the device away: every ioctl fails from now on.
@@ -251,7 +290,11 @@ impl Client {
 
     /// Notes a mapping, in place of whatever it replaced.
     fn note_mapping(&self, ptr: NonNull<u8>, len: usize, bo: Arc<Bo>) {
-        let at = ptr.as_ptr().addr();
+        self.note_mapping_at(ptr.as_ptr().addr(), len, bo);
+    }
+
+    /// As [`Client::note_mapping`], by address.
+    fn note_mapping_at(&self, at: usize, len: usize, bo: Arc<Bo>) {
         let len = len.next_multiple_of(PAGE as usize);
         let mut mappings = locked(&self.mappings);
         let replaced: Vec<usize> =

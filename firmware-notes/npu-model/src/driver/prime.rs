@@ -30,11 +30,12 @@ impl Client {
         let mut shared = self.device.shared();
         shared.dma_bufs.retain(|_, bo| bo.strong_count() > 0);
         shared.dma_bufs.insert(inode(&fd)?, Arc::downgrade(&bo));
-        a.fd = give_fd(fd);
+        a.fd = give_fd(fd)?;
         Ok(())
     }
 
     pub(super) fn prime_fd_to_handle(&self, a: &mut PrimeHandle) -> Result<(), Errno> {
+        self.device.own_files()?;
         let file = dup_user(a.fd)?;
         if let Some(known) = self.device.shared().dma_bufs.get(&inode(&file)?).and_then(Weak::upgrade)
             && let Some((handle, _)) = locked(&self.buffers).iter().find(|(_, bo)| Arc::ptr_eq(bo, &known))
@@ -51,6 +52,7 @@ impl Client {
 
     /// The buffer behind a file: this device's own, or a new one over the file's pages.
     pub(super) fn import(&self, fd: i32, kind: BoType) -> Result<Arc<Bo>, Errno> {
+        self.device.own_files()?;
         let file = dup_user(fd)?;
         let known = self.device.shared().dma_bufs.get(&inode(&file)?).and_then(Weak::upgrade);
         if let Some(known) = known
@@ -60,7 +62,9 @@ impl Client {
         }
         // Only a memfd can stand for a dma-buf.
         rustix::fs::fcntl_get_seals(&file).map_err(|_| Errno::INVAL)?;
-        self.wrap(kind, Memory::import(file, self.device.config.coherent)?, true)
+        let memory = Memory::import(file, self.device.config.coherent)?;
+        let offset = self.map_offset(memory.len() as u64);
+        self.wrap(kind, memory, offset, true)
     }
 
     fn owns(&self, bo: &Arc<Bo>) -> bool {

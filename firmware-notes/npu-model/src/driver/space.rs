@@ -34,7 +34,6 @@ struct Mapped {
 #[derive(Debug)]
 pub(super) struct Space {
     mode: AddressMode,
-    coherent: bool,
     heap: Mutex<Heap>,
     map: Mutex<BTreeMap<u64, Mapped>>,
 }
@@ -61,9 +60,9 @@ pub(super) struct Piece {
 
 impl Space {
     /// Nothing yet.
-    pub(super) fn new(mode: AddressMode, coherent: bool) -> Self {
+    pub(super) fn new(mode: AddressMode) -> Self {
         let heap = Heap { window: None, chunks: Vec::new(), ranges: Ranges::new(HEAP_BASE, HEAP_MAX) };
-        Self { mode, coherent, heap: Mutex::new(heap), map: Mutex::default() }
+        Self { mode, heap: Mutex::new(heap), map: Mutex::default() }
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -84,13 +83,15 @@ impl Space {
         self.map().remove(&addr);
     }
 
-    /// Adds a chunk to the heap; `make` gets its memory and its device address.
+    /// Adds a chunk to the heap: `pages` makes its memory at an offset of the window, `make` gets it and its device
+    /// address.
     ///
     /// # Errors
     /// `EINVAL` for a size that is no multiple of 64 MiB, `ENOSPC` past 512 MiB, or what `make` says.
     pub(super) fn add_heap(
         &self,
         size: u64,
+        pages: impl FnOnce(&Arc<Region>, usize) -> Result<Memory, Errno>,
         make: impl FnOnce(Arc<Memory>, u64) -> Result<Arc<Bo>, Errno>,
     ) -> Result<Arc<Bo>, Errno> {
         if size == 0 || !size.is_multiple_of(HEAP_CHUNK) {
@@ -105,7 +106,7 @@ impl Space {
             Some(window) => Arc::clone(window),
             None => Arc::clone(heap.window.insert(Arc::new(Region::reserve(HEAP_MAX as usize)?))),
         };
-        let memory = Memory::new(size as usize, Some((&window, before as usize)), self.coherent)?;
+        let memory = pages(&window, before as usize)?;
         let bo = make(Arc::new(memory), HEAP_BASE + before)?;
         heap.chunks.push(Arc::clone(&bo));
         Ok(bo)

@@ -73,7 +73,7 @@ impl Client {
         let syncobj = locked(&self.syncobjs).get(a.handle).ok_or(Errno::INVAL)?;
         let file = rustix::fs::memfd_create("syncobj", MemfdFlags::CLOEXEC)?;
         self.device.shared().syncobj_files.insert(inode(&file)?, syncobj);
-        a.fd = give_fd(file);
+        a.fd = give_fd(file)?;
         Ok(())
     }
 
