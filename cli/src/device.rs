@@ -1,11 +1,11 @@
 //! Which NPU a bundle runs on.
 
 use crate::arguments::{DeviceChoice, RunOptions};
-use crate::contracts;
 use crate::error::{CliError, one_line};
 use crate::npu;
 use crate::output::{ProgressLine, note};
 use amdxdna_ioctl::KernelOpener;
+use driver_tests::contracts;
 use npu_model::{Config, Model};
 use runtime::bundle::Bundle;
 use runtime::npu::Npu;

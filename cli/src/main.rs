@@ -3,7 +3,6 @@
 
 mod arguments;
 mod check;
-mod contracts;
 mod demo;
 mod device;
 mod driver_check;

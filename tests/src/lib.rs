@@ -2,4 +2,5 @@
 #![deny(unsafe_code)]
 
 pub mod cases;
+pub mod contracts;
 pub mod tiny;

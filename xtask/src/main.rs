@@ -2,6 +2,7 @@
 
 mod abi;
 mod check;
+mod supervise;
 mod synth;
 mod vm;
 
@@ -14,6 +15,8 @@ cargo xtask <command>
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
                      fmt clippy docs tests notes hygiene readme
   abi [--header H]   the crate's ABI tables against the kernel's header, where a C compiler finds it
+  supervise -- PROGRAM [ARGUMENT]...
+                     a program that uses the driver, on the software NPU; `supervise --help` for more
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
                      a bundle of a real size with random weights
   vm -- ARGUMENTS    qwen35-direct in a virtual machine with the real driver on a virtual NPU; `vm --help` for more
@@ -27,6 +30,7 @@ fn main() -> ExitCode {
     let result = match command.to_string_lossy().as_ref() {
         "abi" => abi::run(&rest),
         "check" => check::run(&rest),
+        "supervise" => supervise::run(&rest),
         "synth-bundle" => synth::run(&rest),
         "vm" => vm::run(&rest),
         "help" | "--help" | "-h" => {

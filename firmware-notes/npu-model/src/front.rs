@@ -16,10 +16,10 @@ use crate::array::{DeviceMemory, MemoryFault};
 
 mod user;
 
-pub(crate) use user::{dup_user, give_fd, read_user, write_user};
+use user::check_user;
 #[cfg(feature = "supervise")]
 pub(crate) use user::{Process, on_behalf_of};
-use user::check_user;
+pub(crate) use user::{dup_user, give_fd, read_user, write_user};
 
 /// Bytes of a CPU cache line.
 pub(crate) const LINE: usize = 64;
@@ -70,7 +70,14 @@ impl Region {
     fn shared(fd: BorrowedFd<'_>, start: u64, len: usize) -> Result<Self, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let ptr = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, start)?
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                start,
+            )?
         };
         Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
     }

@@ -78,13 +78,7 @@ impl Client {
     }
 
     /// A SHARE or CMD buffer of `memory`.
-    pub(super) fn wrap(
-        &self,
-        kind: BoType,
-        memory: Memory,
-        map_offset: u64,
-        imported: bool,
-    ) -> Result<Arc<Bo>, Errno> {
+    pub(super) fn wrap(&self, kind: BoType, memory: Memory, map_offset: u64, imported: bool) -> Result<Arc<Bo>, Errno> {
         let size = (memory.len() as u64).next_multiple_of(PAGE);
         let memory = Arc::new(memory);
         let bo = Bo::new(

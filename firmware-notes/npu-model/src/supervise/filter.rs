@@ -69,12 +69,7 @@ pub(super) fn program() -> Vec<sock_filter> {
         // Its flags are in memory.
         (libc::SYS_openat2, vec![verdict(ASK)]),
     ];
-    let mut program = vec![
-        load(ARCH),
-        jump(libc::BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0),
-        verdict(ALLOW),
-        load(NUMBER),
-    ];
+    let mut program = vec![load(ARCH), jump(libc::BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0), verdict(ALLOW), load(NUMBER)];
     for (number, block) in cases {
         program.push(jump(libc::BPF_JEQ, number as u32, 0, block.len()));
         program.extend(block);

@@ -38,11 +38,11 @@ use serde_json::{Value, json};
 use self::files::{File, Files};
 use self::process::Caller;
 use self::sys::{Listener, Notification};
+use crate::Model;
 use crate::config::Config;
 use crate::driver::Device;
 use crate::front::{Process, Store};
 use crate::trace::{Fields, Trace};
-use crate::Model;
 
 /// Threads that wait for calls when nothing happens.
 const IDLE_THREADS: usize = 4;
@@ -304,7 +304,9 @@ impl Session {
         if !self.listener.is_waiting(caller.notification) {
             return Answer::Done;
         }
-        let handle = |at: usize| argument.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let handle = |at: usize| {
+            argument.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        };
         let about = match asked {
             request::GET_BO_INFO => handle(std::mem::offset_of!(amdxdna_ioctl::abi::GetBoInfo, handle)),
             request::GEM_CLOSE => handle(std::mem::offset_of!(drm::GemClose, handle)),

@@ -290,7 +290,10 @@ fn table(addr: u64) -> Value {
     let entries = addr
         .checked_add(size_of::<abi::VaTbl>() as u64)
         .and_then(|entries| array::<abi::VaEntry>(entries, u64::from(head.num_entries)));
-    let entries: Vec<Value> =
-        entries.unwrap_or_default().iter().map(|entry| json!({ "vaddr": hex(entry.vaddr), "len": entry.len })).collect();
+    let entries: Vec<Value> = entries
+        .unwrap_or_default()
+        .iter()
+        .map(|entry| json!({ "vaddr": hex(entry.vaddr), "len": entry.len }))
+        .collect();
     json!({ "dmabuf_fd": head.dmabuf_fd, "entries": entries })
 }

@@ -9,15 +9,20 @@ use sha2::{Digest, Sha256};
 
 /// A bundle that the software NPU cannot run.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ContractError {
+pub enum ContractError {
+    /// A format of weights that only real kernels know.
     #[error("its weights are {0}, which the software NPU does not compute with")]
     Format(&'static str),
+    /// A stream cannot be read.
     #[error(transparent)]
     Bundle(#[from] BundleError),
 }
 
 /// Teaches the model every stream of the bundle.
-pub(crate) fn teach(model: &Model, bundle: &Bundle) -> Result<(), ContractError> {
+///
+/// # Errors
+/// A format that the model does not know, or a stream that cannot be read. What was taught before stays taught.
+pub fn teach(model: &Model, bundle: &Bundle) -> Result<(), ContractError> {
     for gemm in bundle.manifest.gemms.values() {
         for (index, stream) in gemm.chunks.iter().enumerate() {
             let contract = gemm_contract(gemm, index + 1, bundle)?;

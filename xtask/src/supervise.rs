@@ -1,0 +1,175 @@
+//! `cargo xtask supervise -- <program>`: an unmodified program that uses the amdxdna driver, on the software NPU.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::BufWriter;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+
+use driver_tests::contracts;
+use lexopt::{Arg, Parser, ValueExt};
+use npu_model::supervise::Supervisor;
+use npu_model::trace::Trace;
+use npu_model::{AddressMode, Config, DriverVersion, Npu};
+use runtime::bundle::Bundle;
+use runtime::reference::is_reference;
+
+const HELP: &str = "\
+cargo xtask supervise [OPTION]... -- PROGRAM [ARGUMENT]...
+
+Runs a program, unmodified, dynamic or static, with the software NPU behind its device node. The exit code is the
+program's.
+
+  --bundle DIR       the bundle whose kernels the program will use: says what they compute. Not needed for kernels of
+                     our own exporter
+  --trace FILE       record every call as a line of JSON
+  --counts           at the end, how often each call was made
+  --node PATH        the node, there or not                                    [/dev/accel/accel0]
+  --npu 4|5|6        the part                                                  [4]
+  --driver 7.3|2026-08
+                     the driver whose rules apply: Linux 7.3.4 or August 2026  [7.3]
+  --protocol X.Y     protocol of the firmware                                  [6.18]
+  --mode sva|iova    how the device addresses memory                           [sva]
+  --slots N          context slots of the firmware                             [16]
+  --tdr-ms N         the driver's tdr_timeout_ms                               [2000]
+  --threads N        threads of the arithmetic                                 [all]
+";
+
+struct Options {
+    bundle: Option<PathBuf>,
+    trace: Option<PathBuf>,
+    counts: bool,
+    node: PathBuf,
+    config: Config,
+    program: Vec<OsString>,
+}
+
+/// True if the program ended well.
+pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
+    let options = match parse(arguments).map_err(|error| error.to_string())? {
+        Some(options) => options,
+        None => {
+            crate::print(HELP);
+            return Ok(true);
+        }
+    };
+    let status = supervise(&options)?;
+    match status.code() {
+        Some(0) => Ok(true),
+        Some(code) => std::process::exit(code),
+        None => Err(format!("{} was ended by signal {}", options.program[0].display(), status.signal().unwrap_or(0))),
+    }
+}
+
+fn supervise(options: &Options) -> Result<ExitStatus, String> {
+    let mut supervisor = Supervisor::new(options.config.clone(), &options.node).map_err(|error| error.to_string())?;
+    if let Some(path) = &options.bundle {
+        let bundle = Bundle::open(path).map_err(|error| format!("bundle {}: {error}", path.display()))?;
+        if has_opaque_kernels(&bundle).map_err(|error| format!("bundle {}: {error}", path.display()))? {
+            contracts::teach(supervisor.model(), &bundle)
+                .map_err(|error| format!("bundle {}: {error}", path.display()))?;
+        }
+    }
+    let trace = options.trace.as_deref().map(|path| create(path).map(|file| Trace::to_lines(BufWriter::new(file))));
+    let trace = trace.transpose()?;
+    if let Some(trace) = &trace {
+        supervisor = supervisor.with_trace(Arc::clone(trace));
+    }
+    Supervisor::ignore_interrupts();
+    let mut command = Command::new(&options.program[0]);
+    command.args(&options.program[1..]);
+    let status = supervisor.run(&mut command).map_err(|error| error.to_string())?;
+    if let Some(trace) = trace {
+        trace.finish().map_err(|error| format!("writing the trace: {error}"))?;
+    }
+    if let Some(fault) = supervisor.model().last_fault() {
+        eprintln!("supervise: the last command that failed: {fault}");
+    }
+    if options.counts {
+        let counts = supervisor.model().counts();
+        for (name, count) in &counts.ioctls {
+            eprintln!("supervise: {name} {count}");
+        }
+        eprintln!("supervise: {} commands, {} failed", counts.commands, counts.failed_commands);
+    }
+    Ok(status)
+}
+
+fn create(path: &Path) -> Result<File, String> {
+    File::create(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn has_opaque_kernels(bundle: &Bundle) -> Result<bool, runtime::bundle::BundleError> {
+    for key in bundle.manifest.xclbins.keys() {
+        if !is_reference(&bundle.xclbin(key)?.pdi) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// `None` where help was asked for.
+fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
+    let mut options = Options {
+        bundle: None,
+        trace: None,
+        counts: false,
+        node: "/dev/accel/accel0".into(),
+        config: Config::default(),
+        program: Vec::new(),
+    };
+    let config = &mut options.config;
+    let mut parser = Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Long("bundle") => options.bundle = Some(parser.value()?.into()),
+            Arg::Long("trace") => options.trace = Some(parser.value()?.into()),
+            Arg::Long("counts") => options.counts = true,
+            Arg::Long("node") => options.node = parser.value()?.into(),
+            Arg::Long("npu") => {
+                config.npu = parser.value()?.parse_with(|text| match text {
+                    "4" => Ok(Npu::Npu4),
+                    "5" => Ok(Npu::Npu5),
+                    "6" => Ok(Npu::Npu6),
+                    _ => Err("there are 4, 5 and 6"),
+                })?;
+            }
+            Arg::Long("driver") => {
+                config.driver = parser.value()?.parse_with(|text| match text {
+                    "7.3" => Ok(DriverVersion::L7_3_4),
+                    "2026-08" => Ok(DriverVersion::Aug2026),
+                    _ => Err("there are 7.3 and 2026-08"),
+                })?;
+            }
+            Arg::Long("protocol") => config.protocol = parser.value()?.parse_with(protocol)?,
+            Arg::Long("mode") => {
+                config.mode = parser.value()?.parse_with(|text| match text {
+                    "sva" => Ok(AddressMode::Sva),
+                    "iova" => Ok(AddressMode::Iova),
+                    _ => Err("there are sva and iova"),
+                })?;
+            }
+            Arg::Long("slots") => config.slots = parser.value()?.parse()?,
+            Arg::Long("tdr-ms") => config.tdr_ms = parser.value()?.parse()?,
+            Arg::Long("threads") => config.threads = parser.value()?.parse()?,
+            Arg::Long("help") | Arg::Short('h') => return Ok(None),
+            Arg::Value(program) => {
+                options.program.push(program);
+                options.program.extend(parser.raw_args()?);
+            }
+            other => return Err(other.unexpected()),
+        }
+    }
+    if options.program.is_empty() {
+        return Err("no program to run: `cargo xtask supervise -- PROGRAM`".into());
+    }
+    Ok(Some(options))
+}
+
+fn protocol(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || format!("{text:?} is not of the form 6.18");
+    let (major, minor) = text.split_once('.').ok_or_else(wrong)?;
+    Ok((major.parse().map_err(|_| wrong())?, minor.parse().map_err(|_| wrong())?))
+}
