@@ -38,8 +38,8 @@ impl Call<'_> {
     }
 }
 
-/// The request word that the driver knows under the number of `asked`.
-fn known(asked: u32) -> Option<u32> {
+/// The request word that the driver knows under the number of `asked`, which alone says what is meant.
+pub(crate) fn known(asked: u32) -> Option<u32> {
     const ALL: &[u32] = &[
         request::CREATE_HWCTX,
         request::DESTROY_HWCTX,

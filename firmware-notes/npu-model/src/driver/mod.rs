@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use amdxdna_ioctl::{Door, Errno};
 
 use self::bo::Bo;
+pub(crate) use self::dispatch::known as known_request;
 use self::fence::{Hub, Syncobj};
 use self::handles::Handles;
 use self::hwctx::Hwctx;

@@ -40,7 +40,7 @@ use self::process::Caller;
 use self::sys::{Listener, Notification};
 use crate::Model;
 use crate::config::Config;
-use crate::driver::Device;
+use crate::driver::{Device, known_request};
 use crate::front::{Process, Store};
 use crate::trace::{Fields, Trace};
 
@@ -307,7 +307,7 @@ impl Session {
         let handle = |at: usize| {
             argument.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         };
-        let about = match asked {
+        let about = match known_request(asked).unwrap_or(asked) {
             request::GET_BO_INFO => handle(std::mem::offset_of!(amdxdna_ioctl::abi::GetBoInfo, handle)),
             request::GEM_CLOSE => handle(std::mem::offset_of!(drm::GemClose, handle)),
             _ => 0,

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::known::Known;
 use super::{Fields, Trace, decode, hex};
+use crate::driver::known_request;
 
 /// A door that records. Pointers of arguments are followed as the driver behind it does, in reading only: the promises
 /// of [`Door::ioctl`]'s caller cover it. Flushes are not recorded: they are no calls of the kernel.
@@ -62,17 +63,22 @@ impl TracedDoor {
 
 impl Door for TracedDoor {
     unsafe fn ioctl(&self, asked: u32, argument: &mut [u8]) -> Result<(), Errno> {
-        let input = decode::inputs(asked, argument, &mut self.known());
+        // The driver goes by the number alone.
+        let request = known_request(asked).unwrap_or(asked);
+        let mut input = decode::inputs(request, argument, &mut self.known());
+        if request != asked {
+            input.insert("request".into(), hex(u64::from(asked)));
+        }
         let started = self.trace.begin();
         // SAFETY: the caller's promise is for the door behind this one.
         let result = unsafe { self.inner.ioctl(asked, argument) };
         let output = if result.is_ok() {
-            self.learn(asked, argument);
-            decode::outputs(asked, argument)
+            self.learn(request, argument);
+            decode::outputs(request, argument)
         } else {
             Fields::new()
         };
-        let call = request::name(asked).map_or_else(|| format!("ioctl {asked:#x}"), str::to_owned);
+        let call = request::name(request).map_or_else(|| format!("ioctl {asked:#x}"), str::to_owned);
         self.trace.end(started, self.file, call, result, input, output);
         result
     }
