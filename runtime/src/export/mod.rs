@@ -56,6 +56,9 @@ pub struct ExportOptions {
     pub max_prompt: Option<usize>,
     /// Parts of the head. By default as many as keep a part under 49664 rows, and two for a small model.
     pub head_parts: Option<usize>,
+    /// The longest K slice of the tower's long linears. By default the tower's width where the format expects that,
+    /// else 2048.
+    pub tower_slice: Option<usize>,
     /// Threads to pack with; 0 takes what the machine has.
     pub threads: usize,
 }
@@ -73,6 +76,7 @@ impl ExportOptions {
             kernels_from: None,
             max_prompt: None,
             head_parts: None,
+            tower_slice: None,
             threads: 0,
         }
     }
@@ -133,7 +137,7 @@ pub fn export(
     };
     let tokenizer = options.checkpoint.join("tokenizer.json");
     let tokenizer = fs::read(&tokenizer).map_err(|error| staging::failed("read", &tokenizer, &error))?;
-    Tokenizer::from_json(&tokenizer).map_err(|error| ExportError(format!("tokenizer.json: {error}")))?;
+    Tokenizer::from_json(&tokenizer).map_err(|error| ExportError(error.to_string()))?;
     let references =
         options.refs.as_deref().map(|dir| refs::References::read(dir, config.vision.is_some())).transpose()?;
     if let Some(references) = &references {

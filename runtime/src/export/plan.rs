@@ -183,9 +183,13 @@ fn text_params(text: &Text, options: &ExportOptions) -> Result<TextParams, Expor
 
 fn vision_params(vision: &Vision, options: &ExportOptions) -> Result<VisionParams, ExportError> {
     let d = vision.hidden;
-    // Four slices of the tower's width where that works out, as the format has them by default.
-    let cut = |total: usize| {
-        if d.is_multiple_of(K_TILE) && total == 4 * d { (4, d) } else { slices(total, LONGEST_TOWER_SLICE) }
+    // Four slices of the tower's width where that works out, as the format has them by default. A tower narrower than
+    // a patch is none that a runtime of the format's defaults could run, and each slice brings its own bias chunks.
+    let patch_values = 3 * vision.patch * vision.patch;
+    let cut = |total: usize| match options.tower_slice {
+        Some(longest) => slices(total, longest),
+        None if d.is_multiple_of(K_TILE) && d >= patch_values && total == 4 * d => (4, d),
+        None => slices(total, LONGEST_TOWER_SLICE),
     };
     let merged = vision.merge * vision.merge;
     let area = (vision.patch * vision.patch) as f64;

@@ -186,8 +186,12 @@ fn every_weight_arrives_in_f32() {
         let checkpoint = Checkpoint::new("f32", &shape);
         let mut options = options(&checkpoint, "bundle");
         options.format = WeightFormat::F32;
+        options.tower_slice = Some(512);
         run(&options).unwrap();
-        compare(&Bundle::open(&options.out).unwrap(), &checkpoint.weights, &shape, true);
+        let bundle = Bundle::open(&options.out).unwrap();
+        let slices = bundle.manifest.vision.as_ref().unwrap().fc2_slices;
+        assert_eq!(slices, shape.vision.unwrap().intermediate.div_ceil(512));
+        compare(&bundle, &checkpoint.weights, &shape, true);
     }
 }
 
@@ -398,6 +402,9 @@ fn a_failed_export_leaves_nothing() {
     fs::remove_dir(&options.out).unwrap();
 
     let tokenizer = checkpoint.dir.join("tokenizer.json");
+    fs::write(&tokenizer, "{").unwrap();
+    let message = run(&options).unwrap_err().0;
+    assert!(message.starts_with("tokenizer.json: not JSON"), "{message}");
     fs::remove_file(&tokenizer).unwrap();
     let message = run(&options).unwrap_err().0;
     assert!(message.starts_with("cannot read ") && message.contains("tokenizer.json"), "{message}");

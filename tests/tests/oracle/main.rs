@@ -57,6 +57,8 @@ fn load(oracle: &Path, model: &str, format: WeightFormat, scratch: &Scratch) -> 
     let mut options = ExportOptions::new(oracle.join(model).join("checkpoint"), out.clone());
     options.refs = Some(oracle.join(model).join("A"));
     options.format = format;
+    // One of the formats with the tower's long linears cut as the 2B has them, in four.
+    options.tower_slice = (format == WeightFormat::F32).then_some(512);
     export(&options, &mut |_| ControlFlow::Continue(())).unwrap();
     let device = Model::new(Config { coherent: false, ..Config::default() });
     let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
