@@ -21,7 +21,7 @@ struct Entry {
 }
 
 /// Explains a bundle. That it opens means that every file of it holds together.
-pub(super) fn explain(path: &Path) -> Result<Report, BundleError> {
+pub(super) fn explain(path: &Path, ops: bool) -> Result<Report, BundleError> {
     let bundle = Bundle::open(path)?;
     let entries = entries(&bundle)?;
     let mut sheet = Sheet::default();
@@ -75,6 +75,13 @@ pub(super) fn explain(path: &Path) -> Result<Report, BundleError> {
     sheet.table(["context", "kernel", "columns", "cores", "PDI bytes", "file"], &contexts);
     let rows: Vec<[String; 11]> = entries.iter().map(row).collect();
     sheet.table(["kernel", "M", "K", "N", "chunks", "context", "ops", "A bytes", "B bytes", "C bytes", "file"], &rows);
+    if ops {
+        for entry in &entries {
+            sheet.line("");
+            sheet.line(&entry.path);
+            stream::list(&mut sheet, &entry.stream);
+        }
+    }
     let report = json!({
         "version": VERSION,
         "kind": "bundle",
@@ -90,7 +97,7 @@ pub(super) fn explain(path: &Path) -> Result<Report, BundleError> {
         "references": runs,
         "tokenizer_cases": cases,
         "contexts": contexts_json,
-        "streams": entries.iter().map(entry_json).collect::<Vec<_>>(),
+        "streams": entries.iter().map(|entry| entry_json(entry, ops)).collect::<Vec<_>>(),
     });
     Ok(Report { text: sheet.finish(), json: report, damage: None })
 }
@@ -147,12 +154,16 @@ fn row(entry: &Entry) -> [String; 11] {
     ]
 }
 
-fn entry_json(entry: &Entry) -> Value {
+fn entry_json(entry: &Entry, ops: bool) -> Value {
     let [m, k, n] = entry.shape;
-    json!({
+    let mut report = json!({
         "kernel": entry.kernel, "m": m, "k": k, "n": n, "chunks": entry.chunks, "context": entry.context,
         "path": entry.path, "sha256": sha256(entry.stream.bytes()), "bytes": entry.stream.bytes().len(),
         "operations": entry.stream.operations().len(),
         "arguments": stream::arguments(&entry.stream),
-    })
+    });
+    if ops && let Value::Object(fields) = &mut report {
+        fields.insert("ops".to_owned(), stream::list_json(&entry.stream));
+    }
+    report
 }

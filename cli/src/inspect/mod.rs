@@ -68,7 +68,7 @@ pub(crate) fn run(path: &Path, as_json: bool, ops: bool) -> Result<(), CliError>
     let wrong = |what: String| CliError::Inspect { path: path.to_owned(), what };
     let io = |error: std::io::Error| wrong(error.to_string());
     let report = if fs::metadata(path).map_err(io)?.is_dir() {
-        bundle::explain(path).map_err(|source| CliError::Bundle { path: path.to_owned(), source })?
+        bundle::explain(path, ops).map_err(|source| CliError::Bundle { path: path.to_owned(), source })?
     } else {
         let mut file = File::open(path).map_err(io)?;
         let mut bytes = Vec::new();

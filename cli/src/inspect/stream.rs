@@ -54,19 +54,24 @@ pub(super) fn explain(bytes: &[u8], ops: bool) -> Result<Report, String> {
         .collect();
     sheet.table(["wait for", "tiles", "tokens"], &waits);
     if ops {
-        let rows: Vec<[String; 4]> = stream
-            .operations()
-            .iter()
-            .enumerate()
-            .map(|(index, operation)| {
-                let name = code_name(stream.code(operation));
-                let line = operations::text(&stream, operation);
-                [index.to_string(), format!("{:#08x}", operation.offset), name.to_owned(), line]
-            })
-            .collect();
-        sheet.table(["#", "byte", "operation", ""], &rows);
+        list(&mut sheet, &stream);
     }
     Ok(Report { text: sheet.finish(), json: json(&stream, &summary, ops), damage: None })
+}
+
+/// The operations, one a line.
+pub(super) fn list(sheet: &mut Sheet, stream: &Stream) {
+    let rows = stream.operations().iter().enumerate().map(|(index, operation)| {
+        let name = code_name(stream.code(operation));
+        let line = operations::text(stream, operation);
+        [index.to_string(), format!("{:#08x}", operation.offset), name.to_owned(), line]
+    });
+    sheet.table(["#", "byte", "operation", ""], &rows.collect::<Vec<_>>());
+}
+
+/// The same for a program.
+pub(super) fn list_json(stream: &Stream) -> Value {
+    stream.operations().iter().map(|operation| operations::json(stream, operation)).collect()
 }
 
 /// What an error is called for a file that had no mark of anything.
@@ -123,7 +128,7 @@ fn argument_row(index: usize, traffic: &Traffic) -> [String; 7] {
     [
         index.to_string(),
         traffic.patches.to_string(),
-        format!("columns {columns}, BDs {}", ranges(ids)),
+        format!("columns {columns}; BDs {}", ranges(ids)),
         traffic.tasks.to_string(),
         traffic.read.to_string(),
         traffic.written.to_string(),
@@ -185,8 +190,7 @@ fn json(stream: &Stream, summary: &Summary, ops: bool) -> Value {
         "notes": notes(stream),
     });
     if ops && let Value::Object(fields) = &mut report {
-        let list = stream.operations().iter().map(|operation| operations::json(stream, operation)).collect();
-        fields.insert("ops".to_owned(), Value::Array(list));
+        fields.insert("ops".to_owned(), list_json(stream));
     }
     report
 }

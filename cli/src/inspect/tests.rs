@@ -44,6 +44,8 @@ const TRACE: &str = concat!(
     "\n\n",
     r#"{"n":1,"file":1,"call":"CREATE_BO","at_us":10,"took_us":5,"errno":"EINVAL","in":{"size":0}}"#,
     "\n",
+    r#"{"n":3,"file":1,"call":"CREATE_BO","at_us":60,"took_us":1,"errno":null,"in":{"size":8192},"out":{"handle":2}}"#,
+    "\n",
 );
 
 fn as_text(binary: &[u8]) -> Vec<u8> {
@@ -114,7 +116,7 @@ fn streams_in_every_form() {
         assert_eq!((&report.json["form"], &report.json["text"]), (&json!(form), &json!(text)));
         assert!(line(&report, "DDR_PATCH 129 1 ").split(' ').count() == 4);
         // Three runs of 100 words.
-        assert_eq!(line(&report, "2 1 columns"), "2 1 columns 1, BDs 1 1 0 1200 0x40..0x1d0");
+        assert_eq!(line(&report, "2 1 columns"), "2 1 columns 1; BDs 1 1 0 1200 0x40..0x1d0");
         assert_eq!(line(&report, "S2MM 0"), "S2MM 0 row 0, columns 1 1");
         let of = |name: &str| {
             let ops = report.json["ops"].as_array().unwrap();
@@ -218,14 +220,16 @@ fn other_files_are_refused_by_name() {
 #[test]
 fn traces_are_counted_and_listed_in_order_of_calls() {
     let report = explain(TRACE.as_bytes(), true).unwrap();
-    assert_eq!(line(&report, "CREATE_BO 1"), "CREATE_BO 1 1 5");
+    assert_eq!(line(&report, "CREATE_BO 2"), "CREATE_BO 2 1 6");
     assert_eq!(line(&report, "CREATE_BO EINVAL"), "CREATE_BO EINVAL 1");
     assert_eq!(line(&report, "ab12"), "ab12 1 2048");
-    assert_eq!(line(&report, "time"), "time 49 us");
+    assert_eq!(line(&report, "time"), "time 61 us");
+    assert_eq!(line(&report, "buffers"), "buffers 8192 bytes created");
+    assert_eq!(line(&report, "3 60"), "3 60 CREATE_BO size=8192 -> handle=2");
     assert_eq!(line(&report, "1 10"), "1 10 CREATE_BO EINVAL size=0");
     let listed: Vec<_> =
         report.json["ops"].as_array().unwrap().iter().map(|call| call["n"].as_u64().unwrap()).collect();
-    assert_eq!(listed, [0, 1, 2]);
+    assert_eq!(listed, [0, 1, 2, 3]);
     // A cut is told unless it falls between two lines.
     let ends: Vec<usize> = TRACE.match_indices("}\n").map(|(at, _)| at).collect();
     for cut in 1..TRACE.len() {

@@ -17,6 +17,14 @@ struct Call {
     output: Option<Value>,
 }
 
+impl Call {
+    /// Bytes of the buffer that the call created.
+    fn created_bytes(&self) -> Option<u64> {
+        let created = self.name == "CREATE_BO" && self.errno.is_none();
+        self.input.as_ref()?.get("size")?.as_u64().filter(|_| created)
+    }
+}
+
 /// Totals of the calls of one name.
 #[derive(Default)]
 struct Total {
@@ -54,6 +62,7 @@ pub(super) fn explain(bytes: &[u8], ops: bool) -> Result<Report, String> {
             dispatches.bytes = kernel.get("instruction_bytes").and_then(Value::as_u64).or(dispatches.bytes);
         }
     }
+    let created: u64 = calls.iter().filter_map(Call::created_bytes).fold(0, u64::saturating_add);
     let files: BTreeSet<u64> = calls.iter().filter_map(|call| call.file).collect();
     let begin = calls.iter().filter_map(|call| call.at_us).min();
     let end = calls.iter().filter_map(|call| call.at_us?.checked_add(call.took_us.unwrap_or(0))).max();
@@ -66,6 +75,7 @@ pub(super) fn explain(bytes: &[u8], ops: bool) -> Result<Report, String> {
     if let Some(span) = span {
         sheet.row("time", format_args!("{span} us"));
     }
+    sheet.row("buffers", format_args!("{created} bytes created"));
     let rows = totals.iter().map(|(name, total)| {
         [(*name).to_owned(), total.calls.to_string(), total.failed.to_string(), total.took_us.to_string()]
     });
@@ -85,6 +95,7 @@ pub(super) fn explain(bytes: &[u8], ops: bool) -> Result<Report, String> {
         "calls": calls.len(),
         "files": files.len(),
         "span_us": span,
+        "buffer_bytes": created,
         "counts": totals.iter().map(|(name, total)| {
             json!({ "call": name, "count": total.calls, "failed": total.failed, "took_us": total.took_us })
         }).collect::<Vec<_>>(),
@@ -180,8 +191,8 @@ fn kernels(fields: &Value) -> Vec<&Value> {
 
 fn row(call: &Call) -> [String; 5] {
     let side = |arrow: &str, fields: &Option<Value>| {
-        let fields = fields.as_ref().filter(|fields| !fields.is_null());
-        fields.map_or(String::new(), |fields| format!("{arrow}{}", brief(fields)))
+        let text = fields.as_ref().filter(|fields| !fields.is_null()).map(brief).unwrap_or_default();
+        if text.is_empty() { text } else { format!("{arrow}{text}") }
     };
     [
         call.number.to_string(),
