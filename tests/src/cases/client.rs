@@ -422,3 +422,60 @@ pub(super) fn own_fd(fd: i32) -> Option<OwnedFd> {
 pub(super) fn plain_file() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
+
+/// Runs the body in a child process and gives its exit code: what the body returned, or 255 where it did not end.
+///
+/// The child has this one thread; the body must not touch what other threads could have held when it began.
+pub(super) fn in_child(body: impl FnOnce() -> u8) -> Result<Child, Errno> {
+    // SAFETY: the child runs the body and ends without unwinding or running anybody's destructors. Memory can be
+    // allocated there: the C library takes its allocator's locks across fork.
+    match unsafe { libc::fork() } {
+        -1 => Err(Errno::AGAIN),
+        0 => {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(255);
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(i32::from(code)) }
+        }
+        pid => Ok(Child { pid: rustix::process::Pid::from_raw(pid).ok_or(Errno::CHILD)?, reaped: false }),
+    }
+}
+
+/// A child process; killed and waited for when dropped.
+#[derive(Debug)]
+pub(super) struct Child {
+    pid: rustix::process::Pid,
+    reaped: bool,
+}
+
+impl Child {
+    /// Ends it.
+    pub(super) fn kill(&self) -> Result<(), Errno> {
+        rustix::process::kill_process(self.pid, rustix::process::Signal::KILL)
+    }
+
+    /// Waits for its end; the exit code, or none where a signal ended it.
+    pub(super) fn wait(mut self) -> Result<Option<i32>, Errno> {
+        self.reap()
+    }
+
+    fn reap(&mut self) -> Result<Option<i32>, Errno> {
+        loop {
+            match rustix::process::waitpid(Some(self.pid), rustix::process::WaitOptions::empty()) {
+                Err(Errno::INTR) => {}
+                result => {
+                    self.reaped = true;
+                    return Ok(result?.and_then(|(_, status)| status.exit_status()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if !self.reaped {
+            let _ = self.kill();
+            let _ = self.reap();
+        }
+    }
+}

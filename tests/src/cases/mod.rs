@@ -20,6 +20,8 @@ mod ctx;
 mod exec;
 mod fault;
 mod fence;
+mod fork;
+mod hang;
 mod heap;
 mod multi;
 mod open;
@@ -171,11 +173,13 @@ const TABLE: &[&[Case]] = &[
     exec::CASES,
     chain::CASES,
     fence::CASES,
+    hang::CASES,
     reset::CASES,
     fault::CASES,
     power::CASES,
     share::CASES,
     multi::CASES,
+    fork::CASES,
     perf::CASES,
 ];
 

@@ -54,6 +54,8 @@ pub(crate) struct Fault {
     pub(crate) op_index: u32,
     /// What was wrong.
     pub(crate) what: String,
+    /// Hardware would not stop there: it would wait for ever.
+    pub(crate) hangs: bool,
 }
 
 /// The array as one compute unit of a hardware context sees it.
@@ -69,7 +71,7 @@ impl Array {
     /// # Errors
     /// An empty PDI, or a reference kernel of another version.
     pub(crate) fn configure(pdi: &[u8]) -> Result<Self, Fault> {
-        let kernel = Kernel::of_pdi(pdi).map_err(|what| Fault { op_index: 0, what })?;
+        let kernel = Kernel::of_pdi(pdi).map_err(|what| Fault { op_index: 0, what, hangs: false })?;
         Ok(Self { kernel, scratch: Scratch::default() })
     }
 
@@ -87,10 +89,13 @@ impl Array {
         pool: &Pool,
     ) -> Result<Executed, Fault> {
         let mut index = 0;
+        let mut hangs = false;
         let result = match self.kernel {
             Kernel::Reference(kind) => {
                 let mut run = Run::new(kind, args, memory, pool, &mut self.scratch);
-                each(stream, &mut index, &mut |op| run.op(op)).and_then(|()| run.finish().map(|()| run.traffic))
+                let done = each(stream, &mut index, &mut |op| run.op(op)).and_then(|()| run.finish());
+                hangs = run.hangs;
+                done.map(|()| run.traffic)
             }
             Kernel::Opaque(pdi) => each(stream, &mut index, &mut |op| opaque::check(op, args.len())).and_then(|()| {
                 if index == 0 {
@@ -110,7 +115,7 @@ impl Array {
         };
         match result {
             Ok(traffic) => Ok(Executed { ops: index, bytes_read: traffic.read, bytes_written: traffic.written }),
-            Err(what) => Err(Fault { op_index: index as u32, what }),
+            Err(what) => Err(Fault { op_index: index as u32, what, hangs }),
         }
     }
 }

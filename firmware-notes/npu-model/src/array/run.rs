@@ -64,6 +64,8 @@ pub(super) struct Run<'a> {
     /// Runtime parameters of each released core.
     released: [[Option<[u32; PARAMETERS]>; 4]; COLUMNS],
     engine: Option<Engine>,
+    /// Whether a wait was met that hardware would wait in for ever.
+    pub(super) hangs: bool,
     pub(super) traffic: Traffic,
 }
 
@@ -86,6 +88,7 @@ impl<'a> Run<'a> {
             core_memory: BTreeMap::new(),
             released: Default::default(),
             engine: None,
+            hangs: false,
             traffic: Traffic::default(),
         }
     }
@@ -287,6 +290,10 @@ impl<'a> Run<'a> {
     fn advance(&mut self) -> Result<(), String> {
         let engine = match &mut self.engine {
             Some(engine) => engine,
+            None if self.released.iter().flatten().all(Option::is_none) => {
+                self.hangs = true;
+                return Err("no core has been released".to_owned());
+            }
             None => self.engine.insert(Engine::new(job(self.kind, &self.released)?)),
         };
         let progress = engine
@@ -300,6 +307,7 @@ impl<'a> Run<'a> {
                 Ok(())
             }
             Progress::Starved { column, direction, index } => {
+                self.hangs = true;
                 Err(format!("the kernel finds too little queued on {}", name(column, direction, index)))
             }
         }

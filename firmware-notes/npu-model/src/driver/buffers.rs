@@ -7,7 +7,7 @@ use amdxdna_ioctl::Errno;
 use amdxdna_ioctl::abi::{self, BoType, HEAP_MAX, INVALID_ADDR};
 
 use super::bo::{Bo, Fixed, Parts, Pinned};
-use super::{Client, locked};
+use super::{Client, locked, user_pages};
 use crate::config::{AddressMode, DriverVersion};
 use crate::front::{Memory, PAGE, Region, read_user};
 
@@ -212,6 +212,10 @@ impl Client {
         let lock = PinnedBytes { device: Arc::clone(&self.device), bytes: size };
         if !privileged && already.saturating_add(size) > limit {
             return Err(Errno::NOMEM);
+        }
+        // Read-only pages are pinned as such by the newer driver; the model's array never knows the difference.
+        if !user_pages::mapped(addr, size, self.device.config.driver != DriverVersion::Aug2026) {
+            return Err(Errno::FAULT);
         }
         let memory = Arc::new(Memory::pinned(addr, size as usize, self.device.config.coherent)?);
         let sva = self.device.config.mode == AddressMode::Sva;

@@ -21,6 +21,7 @@ mod ranges;
 mod remote;
 mod space;
 mod syncobj;
+mod user_pages;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;

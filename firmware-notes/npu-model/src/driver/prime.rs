@@ -37,14 +37,14 @@ impl Client {
     pub(super) fn prime_fd_to_handle(&self, a: &mut PrimeHandle) -> Result<(), Errno> {
         self.device.own_files()?;
         let file = dup_user(a.fd)?;
-        if let Some(known) = self.device.shared().dma_bufs.get(&inode(&file)?).and_then(Weak::upgrade)
-            && let Some((handle, _)) = locked(&self.buffers).iter().find(|(_, bo)| Arc::ptr_eq(bo, &known))
-        {
+        let key = inode(&file)?;
+        // One buffer has one handle in a client, whether it is the client's own or was imported before.
+        let same = |bo: &Bo| bo.memory.as_ref().and_then(|memory| memory.file()).is_some_and(|f| inode(f) == Ok(key));
+        if let Some((handle, _)) = locked(&self.buffers).iter().find(|(_, bo)| same(bo)) {
             a.handle = handle;
             return Ok(());
         }
         let bo = self.import(a.fd, BoType::Share)?;
-        let key = inode(&file)?;
         self.device.shared().dma_bufs.entry(key).or_insert_with(|| Arc::downgrade(&bo));
         a.handle = self.publish(bo);
         Ok(())

@@ -135,8 +135,9 @@ impl Firmware {
         // A defect of the array layer must not take the worker with it: its client would wait for ever.
         let result =
             catch_unwind(AssertUnwindSafe(|| loaded.execute(&stream, &command.args, memory, &contracts, &self.pool)));
-        let result =
-            result.unwrap_or_else(|_| Err(Fault { op_index: u32::MAX, what: "the array model panicked".into() }));
+        let result = result.unwrap_or_else(|_| {
+            Err(Fault { op_index: u32::MAX, what: "the array model panicked".into(), hangs: false })
+        });
         match result {
             Ok(executed) => {
                 self.stats.update(|counts| {
@@ -148,7 +149,7 @@ impl Firmware {
             }
             Err(fault) => {
                 self.note_fault(fault.to_string());
-                Err(Failure::Status(status::AIE_ACCESS))
+                Err(if fault.hangs { Failure::Hang } else { Failure::Status(status::AIE_ACCESS) })
             }
         }
     }
