@@ -1,4 +1,5 @@
 //! `inspect` on a whole bundle and on its files, by the binary.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -16,7 +17,7 @@ fn inspect(path: &Path, more: &[&str]) -> common::Run {
 fn json(path: &Path, more: &[&str]) -> serde_json::Value {
     let run = inspect(path, &[&["--json"], more].concat());
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{run:?}");
-    serde_json::from_str(&run.stdout).unwrap()
+    serde_json::from_str(&run.stdout).expect("JSON on standard output")
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn bad<T>(offset: usize, what: impl Into<String>) -> Result<T, PdiError> {
 /// The word at a place, or where the file ends before it.
 fn need(bytes: &[u8], at: usize, what: &str) -> Result<u32, PdiError> {
     word(bytes, at)
-        .map_or_else(|| bad(bytes.len(), format!("the PDI ends here; expected {what} at byte {at}, four bytes")), Ok)
+        .map_or_else(|| bad(bytes.len(), format!("it ends here; expected {what} at byte {at}, four bytes")), Ok)
 }
 
 fn expect(bytes: &[u8], at: usize, expected: u32, what: &str) -> Result<(), PdiError> {
@@ -241,13 +241,22 @@ impl<'a> Pdi<'a> {
         }
     }
 
+    /// The commands end where the unencrypted length says; zeroes fill the last 16 bytes up.
     fn plain(&mut self) -> Result<(), PdiError> {
-        let bytes = self.bytes;
         let end = COMMANDS as u64 + 4 * u64::from(self.cdo_words);
-        if end != bytes.len() as u64 {
-            let what = format!("{} words of commands end at byte {end}, the PDI at {}", self.cdo_words, bytes.len());
+        if end != CDO as u64 + 4 * u64::from(self.lengths[1]) {
+            let what = format!("{} words of commands; the partition header has {}", self.cdo_words, self.lengths[1]);
+            return bad(CDO + 12, what + " with their header of 5");
+        }
+        let rest = usize::try_from(end).ok().and_then(|end| self.bytes.get(end..));
+        let filled = rest.is_some_and(|rest| rest.len() < 16 && rest.iter().all(|byte| *byte == 0));
+        if !filled {
+            let what =
+                format!("{} words of commands end at byte {end}, the PDI at {}", self.cdo_words, self.bytes.len());
             return bad(CDO + 12, what);
         }
+        // In bounds: there is a rest.
+        let bytes = &self.bytes[..end as usize];
         let mut at = COMMANDS;
         while at < bytes.len() {
             let head = need(bytes, at, "a command")?;

@@ -59,10 +59,29 @@ fn commands_of_the_plain_encoding() {
     assert_eq!(message(&[0x0002_0103, 1]), "byte 356: command 0x103 needs 2 words of payload, 1 are left");
     assert!(message(&[0x0100_0111]).starts_with("byte 356: command 0x01000111"));
     assert!(message(&[0x00FF_0105, u32::MAX]).contains("needs 4294967295 words"));
-    assert_eq!(
-        message(&[0x00FF_0105]),
-        "byte 360: the PDI ends here; expected a command's length at byte 360, four bytes"
-    );
+    assert_eq!(message(&[0x00FF_0105]), "byte 360: it ends here; expected a command's length at byte 360, four bytes");
+}
+
+#[test]
+fn zeroes_fill_the_image_up_to_sixteen_bytes() {
+    let with_fill = |fill: &[u32]| {
+        let mut bytes = with(&[0x0002_0103, 0x32000, 1]);
+        bytes.extend(fill.iter().flat_map(|word| word.to_le_bytes()));
+        for at in [0xD0, 0xD8] {
+            put(&mut bytes, at, 8 + fill.len() as u32);
+        }
+        seal(&mut bytes);
+        bytes
+    };
+    for words in 0..4 {
+        assert_eq!(Pdi::parse(&with_fill(&[0; 3][..words])).unwrap().commands.len(), 1);
+    }
+    assert!(Pdi::parse(&with_fill(&[0; 4])).unwrap_err().to_string().starts_with("byte 348: 3 words of commands end"));
+    assert!(Pdi::parse(&with_fill(&[0, 1])).unwrap_err().to_string().starts_with("byte 348: 3 words of commands end"));
+    let mut short = with_fill(&[0, 0]);
+    put(&mut short, 0xD4, 9);
+    seal(&mut short);
+    assert!(Pdi::parse(&short).unwrap_err().to_string().contains("the partition header has 9 with their header of 5"));
 }
 
 #[test]
