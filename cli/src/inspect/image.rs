@@ -1,5 +1,6 @@
 //! A device image (PDI).
 
+use super::operations::write;
 use super::sheet::{Sheet, count};
 use super::{Report, sha256};
 use runtime::pdi::{Command, Encoding, Pdi, command_name, group_name};
@@ -66,7 +67,7 @@ fn name(command: &Command) -> String {
 fn command_text(pdi: &Pdi<'_>, command: &Command) -> String {
     let words: Vec<u32> = pdi.payload(command).take(4).collect();
     match (command.code, words.as_slice()) {
-        (0x103, [address, value]) => format!("{} = {value:#x}", Place::new(*address)),
+        (0x103, [address, value]) => write(Place::new(*address), *value),
         (0x102, [address, mask, value]) => format!("{} = {value:#x} under {mask:#x}", Place::new(*address)),
         (0x101, [address, mask, value, ..]) => {
             format!("until {} is {value:#x} under {mask:#x}", Place::new(*address))

@@ -53,7 +53,8 @@ pub(super) fn text(stream: &Stream, operation: &Operation) -> String {
     }
 }
 
-fn write(place: Place, value: u32) -> String {
+/// A value that goes to a register.
+pub(super) fn write(place: Place, value: u32) -> String {
     match place.register {
         Register::Queue { .. } => {
             let runs = count(u64::from(value >> 16 & 0xFF) + 1, "run");
