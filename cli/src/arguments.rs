@@ -15,6 +15,8 @@ pub(crate) enum DeviceChoice {
     Npu,
     /// The software NPU.
     Model,
+    /// A device node whose NPU is a software one, in a virtual machine; or an error.
+    Virtual,
     /// This device node, or an error.
     Node(PathBuf),
 }
@@ -237,8 +239,9 @@ impl Given {
                     "auto" => DeviceChoice::Auto,
                     "npu" => DeviceChoice::Npu,
                     "model" => DeviceChoice::Model,
+                    "virtual" => DeviceChoice::Virtual,
                     node if node.starts_with('/') => DeviceChoice::Node(node.into()),
-                    other => return Err(wrong(spec, other, "auto, npu, model or the path of a device node")),
+                    other => return Err(wrong(spec, other, "auto, npu, virtual, model or the path of a device node")),
                 }
             }
             Flag::Threads => self.threads = bounded(spec, value, MAX_THREADS, "a whole number from 1 to 1024")?,
@@ -418,7 +421,10 @@ mod tests {
             ("export a", "<bundle> is missing"),
             ("check b --prompt x", "--prompt means nothing to `check`"),
             ("export a b --vision w16", "--vision w16: expected w8 or none"),
-            ("b --prompt x --device gpu", "--device gpu: expected auto, npu, model or the path of a device node"),
+            (
+                "b --prompt x --device gpu",
+                "--device gpu: expected auto, npu, virtual, model or the path of a device node",
+            ),
         ] {
             assert_eq!(words(line).map_err(|error| error.to_string()), Err(message.to_owned()), "{line}");
         }

@@ -36,8 +36,9 @@ pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded
     let bundle = open(path)?;
     match &run.device {
         DeviceChoice::Model => on_model(path, bundle, run, vision),
-        DeviceChoice::Node(node) => on_node(bundle, node, run, vision),
-        DeviceChoice::Npu => on_node(bundle, &npu::usable()?, run, vision),
+        DeviceChoice::Node(node) => npu::fits(&bundle).and_then(|()| on_node(bundle, node, run, vision)),
+        DeviceChoice::Npu => npu::fits(&bundle).and_then(|()| on_node(bundle, &npu::usable()?, run, vision)),
+        DeviceChoice::Virtual => on_node(bundle, &npu::usable()?, run, vision),
         DeviceChoice::Auto if npu::is_for_software(&bundle)? => {
             note(&format_args!("running on {SOFTWARE}: this bundle's kernels are made for it alone"));
             on_model(path, bundle, run, vision)
@@ -57,7 +58,6 @@ pub(crate) fn open(path: &Path) -> Result<Bundle, CliError> {
 }
 
 fn on_node(bundle: Bundle, node: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
-    npu::fits(&bundle)?;
     npu::opens(node)?;
     let start = Instant::now();
     let npu = Npu::open(&KernelOpener, node).map_err(ChatError::from)?;

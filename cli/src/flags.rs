@@ -169,8 +169,8 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "device",
         "DEVICE",
         OPENS,
-        "auto: an NPU that works, else the software NPU; npu: an NPU or an error; model: the software NPU; or a \
-         device node such as /dev/accel/accel0 [auto]",
+        "auto: an NPU that works, else the software NPU; npu: an NPU or an error; model: the software NPU; virtual: a \
+         software NPU behind the driver, in a virtual machine; or a device node such as /dev/accel/accel0 [auto]",
     ),
     valued(Flag::Threads, "threads", "N", COMPUTES, "threads for the host's part [all]"),
     valued(Flag::Refs, "refs", "DIR", EXPORTS, "take reference runs along, for `check`"),

@@ -237,6 +237,9 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
     });
     let _ = fs::remove_file(&initramfs);
     let booted = booted?;
+    if let Some(fault) = server.and_then(|npu| npu.last_fault()) {
+        eprintln!("vm: the NPU's last failed command: {fault}");
+    }
     if booted.exit.is_none() {
         return Err(VmError::NoExit(booted.console));
     }

@@ -10,7 +10,7 @@ use host_ops::pool::Pool;
 use super::gemm::Scratch;
 use super::kernel::{BARRIER, Kind, PARAMETER_ADDRESS, PARAMETERS, job};
 use super::memory::DeviceMemory;
-use super::shim::{COLUMNS, DDR_OFFSET, DESCRIPTORS, Direction, Lanes, Task, Walk};
+use super::shim::{ADDRESS_MASK, COLUMNS, DDR_OFFSET, DESCRIPTORS, Direction, Lanes, Task, Walk};
 use super::step::{Engine, Progress, Traffic};
 use super::txn::Op;
 
@@ -216,10 +216,10 @@ impl<'a> Run<'a> {
         let column = place.column;
         // The compiler folds the window's offset into patches of the arguments that the firmware does not move.
         let window = if argument < PATCHED_BY_FIRMWARE { DDR_OFFSET } else { 0 };
-        let address = base.checked_add(offset).and_then(|a| a.checked_add(window)).filter(|a| a >> 48 == 0);
-        let Some(address) = address else {
-            return Err(format!("argument {argument} at {base:#x} plus {offset:#x} is no 48-bit address"));
-        };
+        if base > ADDRESS_MASK {
+            return Err(format!("argument {argument} at {base:#x} is no 48-bit address"));
+        }
+        let address = base.wrapping_add(offset).wrapping_add(window) & ADDRESS_MASK;
         if !address.is_multiple_of(4) {
             return Err(format!("argument {argument} at {base:#x} plus {offset:#x} is not a multiple of 4"));
         }
