@@ -68,7 +68,7 @@ const SOFTWARE: &str = "the software NPU";
 fn device(choice: &DeviceChoice, selection: &mut Selection) -> Result<(Arc<dyn Opener>, PathBuf), CliError> {
     let node = match choice {
         DeviceChoice::Node(node) => node.clone(),
-        DeviceChoice::Npu => npu::usable()?,
+        DeviceChoice::Npu | DeviceChoice::Virtual => npu::usable()?,
         DeviceChoice::Model => return Ok(software(selection)),
         DeviceChoice::Auto => match npu::usable() {
             Ok(node) => node,
