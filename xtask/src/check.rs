@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+mod driver;
 mod hygiene;
 mod notes;
 mod readme;
@@ -36,7 +37,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 7] = [
+const STAGES: [(&str, Stage); 8] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -44,6 +45,7 @@ const STAGES: [(&str, Stage); 7] = [
     ("docs", docs),
     ("tests", tests),
     ("readme", readme::run),
+    ("driver", driver::run),
 ];
 
 /// Runs the stages named, or all; true where none failed.

@@ -56,7 +56,6 @@ pub(super) struct Boot<'a> {
 pub(super) struct Booted {
     pub exit: Option<i32>,
     /// What the command printed; printed already where the boot was live.
-    #[allow(dead_code, reason = "read by the stages that compare it")]
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub console: PathBuf,

@@ -225,7 +225,7 @@ fn debs(dir: &Path) -> Result<Vec<PathBuf>, VmError> {
 }
 
 /// The Debian mirror that the host's own apt is set up with.
-fn host_mirror() -> Option<String> {
+pub(super) fn host_mirror() -> Option<String> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(dir) = fs::read_dir("/etc/apt/sources.list.d") {
         files.extend(dir.filter_map(|e| e.ok().map(|e| e.path())));

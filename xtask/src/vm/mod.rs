@@ -13,6 +13,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Why a virtual machine could not be run.
@@ -88,6 +89,9 @@ struct Request {
     command: Vec<String>,
 }
 
+/// What the binary of the machine is built for.
+const TRIPLE: &str = "x86_64-unknown-linux-musl";
+
 const HELP: &str = "\
 cargo xtask vm [options] -- <arguments of qwen35-direct>
   --npu 4|5|6           the virtual part (default 4: Strix Point)
@@ -102,11 +106,9 @@ cargo xtask vm [options] -- <arguments of qwen35-direct>
   --kernel FILE --modules DIR   an image and its `kernel/` module tree (default: fetched)
   --mirror URL          Debian mirror to fetch from (default: that of the host's apt)";
 
-impl Request {
-    fn parse(arguments: &[OsString]) -> Result<Self, String> {
-        use lexopt::prelude::*;
-        let mut parser = lexopt::Parser::from_args(arguments.iter().cloned());
-        let mut r = Self {
+impl Default for Request {
+    fn default() -> Self {
+        Self {
             given: fetch::Given::default(),
             npu: npu_model::Npu::Npu4,
             protocol: (6, 18),
@@ -117,7 +119,15 @@ impl Request {
             trees: Vec::new(),
             device: true,
             command: Vec::new(),
-        };
+        }
+    }
+}
+
+impl Request {
+    fn parse(arguments: &[OsString]) -> Result<Self, String> {
+        use lexopt::prelude::*;
+        let mut parser = lexopt::Parser::from_args(arguments.iter().cloned());
+        let mut r = Self::default();
         let bad = |e: lexopt::Error| format!("{e}\n{HELP}");
         while let Some(arg) = parser.next().map_err(bad)? {
             match arg {
@@ -186,17 +196,77 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     })
 }
 
+/// What one command in the machine came to.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) exit: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) seconds: f64,
+}
+
+/// Whether a machine can be had here; else why not.
+pub(crate) fn available() -> Result<(), String> {
+    for tool in ["apt-get", "dpkg-deb", "xz"] {
+        let there = std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(tool).is_file()));
+        if !there {
+            return Err(format!(
+                "no {tool} to get QEMU and a kernel with; `cargo xtask vm` takes your own by --qemu, --kernel and --modules"
+            ));
+        }
+    }
+    if fetch::host_mirror().is_none() {
+        return Err(VmError::NoMirror.to_string());
+    }
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let found = Command::new(rustc).args(["--print", "target-libdir", "--target", TRIPLE]).output();
+    let library = found.map(|out| PathBuf::from(String::from_utf8_lossy(&out.stdout).trim())).unwrap_or_default();
+    if !library.is_dir() {
+        return Err(format!("the target {TRIPLE} is not installed: `rustup target add {TRIPLE}`"));
+    }
+    Ok(())
+}
+
+/// The static binary of this tree, built where it is out of date.
+pub(crate) fn static_binary_of(root: &Path) -> Result<PathBuf, String> {
+    static_binary(root, &target_directory(root)).map_err(|e| e.to_string())
+}
+
+/// Runs one command of `binary` in the machine, with a default NPU.
+pub(crate) fn ask(binary: &Path, trees: &[(&str, PathBuf)], command: &[String]) -> Result<Answered, String> {
+    let request = Request {
+        binary: Some(binary.to_owned()),
+        trees: trees.iter().map(|(to, from)| ((*to).to_owned(), from.clone())).collect(),
+        command: command.to_vec(),
+        ..Request::default()
+    };
+    let booted = machine(&request, false).map_err(|e| e.to_string())?;
+    Ok(Answered {
+        exit: booted.exit.unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&booted.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&booted.stderr).into_owned(),
+        seconds: booted.seconds,
+    })
+}
+
+fn target_directory(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
 /// Boots the machine once.
 fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = target_directory(root);
     let home = target.join("vm");
     let parts = fetch::parts(&home, &request.given)?;
     let binary = match &request.binary {
         Some(b) => b.clone(),
         None => static_binary(root, &target)?,
     };
-    let scratch = home.join(format!("run-{}", std::process::id()));
+    static BOOTS: AtomicU32 = AtomicU32::new(0);
+    let name = format!("run-{}-{}", std::process::id(), BOOTS.fetch_add(1, Ordering::Relaxed));
+    let scratch = home.join(&name);
     fs::create_dir_all(&scratch).map_err(|e| VmError::io("create", &scratch, e))?;
     let initramfs = scratch.join("initramfs.cpio");
     let carveout = request.addressing == boot::Addressing::Carveout;
@@ -217,7 +287,8 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
             command: &request.command,
         },
     )?;
-    let socket = scratch.join("npu.sock");
+    // A socket's path ends at 107 bytes; a build directory may lie deeper than that.
+    let socket = std::env::temp_dir().join(format!("qwen35-npu-{name}.sock"));
     let server = if request.device {
         let config = npu_model::Config { npu: request.npu, protocol: request.protocol, ..npu_model::Config::default() };
         let log = scratch.join("npu.log");
@@ -236,6 +307,7 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
         live,
     });
     let _ = fs::remove_file(&initramfs);
+    let _ = fs::remove_file(&socket);
     let booted = booted?;
     if let Some(fault) = server.and_then(|npu| npu.last_fault()) {
         eprintln!("vm: the NPU's last failed command: {fault}");
@@ -243,12 +315,15 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
     if booted.exit.is_none() {
         return Err(VmError::NoExit(booted.console));
     }
+    if booted.exit == Some(0) {
+        // Logs are for failures.
+        let _ = fs::remove_dir_all(&scratch);
+    }
     Ok(booted)
 }
 
 /// Builds the static binary.
 fn static_binary(root: &Path, target: &Path) -> Result<PathBuf, VmError> {
-    const TRIPLE: &str = "x86_64-unknown-linux-musl";
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--quiet", "--release", "--package", "qwen35-direct", "--target", TRIPLE])
         .current_dir(root)
