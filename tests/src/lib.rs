@@ -3,4 +3,5 @@
 
 pub mod cases;
 pub mod contracts;
+pub mod sequence;
 pub mod tiny;

@@ -1,7 +1,7 @@
 //! A tiny Qwen3.5 checkpoint with random weights, written in Hugging Face's form, and the bundle that our exporter makes
 //! of it. It talks gibberish through the very same path as a real one: two layers, a vision tower of one block.
 
-use runtime::export::{ExportOptions, Summary, export};
+use runtime::export::{ExportOptions, Summary, VisionExport, export};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -61,11 +61,23 @@ pub const MARKER: &[u8] = b"qwen35-reference";
 /// # Errors
 /// What the file system or the exporter refused.
 pub fn bundle(folder: &Path) -> Result<PathBuf, String> {
+    exported(folder, VisionExport::W8, None)
+}
+
+/// As [`bundle`], without the vision tower, and with a head of two parts, which do not depend on each other.
+///
+/// # Errors
+/// As [`bundle`].
+pub fn text_bundle(folder: &Path) -> Result<PathBuf, String> {
+    exported(folder, VisionExport::None, Some(2))
+}
+
+fn exported(folder: &Path, vision: VisionExport, head_parts: Option<usize>) -> Result<PathBuf, String> {
     let _ = std::fs::remove_dir_all(folder);
     let checkpoint = folder.join("checkpoint");
     self::checkpoint(&checkpoint).map_err(|error| format!("{}: {error}", checkpoint.display()))?;
     let out = folder.join("bundle");
-    let options = ExportOptions::new(checkpoint, out.clone());
+    let options = ExportOptions { vision, head_parts, ..ExportOptions::new(checkpoint, out.clone()) };
     let summary: Summary =
         export(&options, &mut |_| std::ops::ControlFlow::Continue(())).map_err(|error| format!("export: {error}"))?;
     Ok(summary.out)

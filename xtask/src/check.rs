@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 mod driver;
 mod hygiene;
 mod notes;
+mod peer;
 mod readme;
 
 /// How a stage ended.
@@ -37,13 +38,14 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 8] = [
+const STAGES: [(&str, Stage); 9] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
     ("clippy", clippy),
     ("docs", docs),
     ("tests", tests),
+    ("peer", peer::run),
     ("readme", readme::run),
     ("driver", driver::run),
 ];

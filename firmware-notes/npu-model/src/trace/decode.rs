@@ -45,6 +45,12 @@ fn array<T: Pod + Zeroable>(addr: u64, count: u64) -> Option<Vec<T>> {
     Some(values)
 }
 
+/// Microseconds until an absolute time.
+fn from_now(deadline: i64) -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    deadline.saturating_sub(now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)) / 1000
+}
+
 fn text(addr: u64, len: u64) -> Value {
     array::<u8>(addr, len).map_or(Value::Null, |bytes| json!(String::from_utf8_lossy(&bytes)))
 }
@@ -146,11 +152,13 @@ pub(super) fn inputs(asked: u32, argument: &[u8], known: &mut Known) -> Fields {
         }
         request::SYNCOBJ_WAIT => {
             let a: drm::SyncobjWait = read(argument);
+            out.insert("timeout_in_us".into(), json!(from_now(a.timeout_nsec)));
             put!(out, a: timeout_nsec count_handles flags pad deadline_nsec);
             out.insert("handles".into(), json!(array::<u32>(a.handles, u64::from(a.count_handles))));
         }
         request::SYNCOBJ_TIMELINE_WAIT => {
             let a: drm::SyncobjTimelineWait = read(argument);
+            out.insert("timeout_in_us".into(), json!(from_now(a.timeout_nsec)));
             put!(out, a: timeout_nsec count_handles flags pad deadline_nsec);
             out.insert("handles".into(), json!(array::<u32>(a.handles, u64::from(a.count_handles))));
             out.insert("points".into(), json!(array::<u64>(a.points, u64::from(a.count_handles))));

@@ -12,6 +12,7 @@
 //! kernel's header names them, reserved ones included; what a pointer leads to stands in the pointer's place. Addresses
 //! are hexadecimal strings, all other numbers are numbers. An EXEC_CMD carries its packet, and where the packet is a
 //! kernel of mlir-aie, the buffers that its addresses lie in and the SHA-256 of its instruction stream.
+//! Waits have their absolute deadline, and how far off it was when they began (`timeout_in_us`).
 //! `open`, `mmap`, `munmap` and `close` are calls like the ioctls. A field `request` in `in` is the request word, where it is
 //! another than the kernel's header makes: the driver looks at its number alone.
 
