@@ -6,6 +6,8 @@ use amdxdna_ioctl::Errno;
 
 /// Context slots of the firmware of NPU4 to NPU6.
 pub(crate) const SLOTS: usize = 16;
+/// Bytes of a column's status. A choice of the model's.
+pub(crate) const COLUMN_STATUS: u32 = 1536;
 /// The driver's default `tdr_timeout_ms`.
 pub(crate) const TDR_MS: u64 = 2000;
 

@@ -84,21 +84,21 @@ impl Map {
     }
 }
 
-/// Address space without access, given back when dropped.
+/// Address space without access. What was mapped in it belongs to the mapping; the rest is given back when dropped.
 #[derive(Debug)]
-pub(super) struct Reservation {
+struct Reservation {
     ptr: NonNull<u8>,
     len: usize,
+    /// Offsets and lengths of what was mapped in it.
+    placed: Vec<(usize, usize)>,
 }
 
 // SAFETY: a range of addresses; nothing is read or written through it.
 unsafe impl Send for Reservation {}
-// SAFETY: as above.
-unsafe impl Sync for Reservation {}
 
 impl Reservation {
     /// Room for `len` bytes from a 64 MiB boundary on.
-    pub(super) fn new(len: usize) -> Result<Self, Errno> {
+    fn new(len: usize) -> Result<Self, Errno> {
         let len = len + abi::HEAP_CHUNK as usize;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let ptr = unsafe {
@@ -109,23 +109,38 @@ impl Reservation {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
+        Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len, placed: Vec::new() })
     }
 
-    /// The address `offset` behind the first 64 MiB boundary.
-    pub(super) fn at(&self, offset: usize) -> Place {
-        let chunk = abi::HEAP_CHUNK as usize;
+    /// The first 64 MiB boundary.
+    fn start(&self) -> Place {
         let start = self.ptr.as_ptr().addr();
-        let offset = (start.next_multiple_of(chunk) - start + offset).min(self.len);
-        // SAFETY: in bounds, just made so.
+        let offset = start.next_multiple_of(abi::HEAP_CHUNK as usize) - start;
+        // SAFETY: in bounds: there is a chunk more than what was asked for.
         Place { ptr: unsafe { self.ptr.add(offset) }, room: self.len - offset }
+    }
+
+    /// Gives a range to what was mapped there, if it is this reservation's.
+    fn place(&mut self, map: Map) {
+        let offset = map.ptr.as_ptr().addr().wrapping_sub(self.ptr.as_ptr().addr());
+        if offset < self.len {
+            self.placed.push((offset, map.len));
+        }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: our own range; what was mapped in it belongs to a client that is gone.
-        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+        // A mapping's range may be somebody else's by now.
+        self.placed.sort_unstable();
+        let mut from = 0;
+        for &(offset, len) in self.placed.iter().chain([&(self.len, 0)]) {
+            if from < offset {
+                // SAFETY: a part of our own range where nothing has been mapped.
+                let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().add(from).cast(), offset - from) };
+            }
+            from = from.max(offset + len);
+        }
     }
 }
 
@@ -283,7 +298,11 @@ impl Client {
         // SAFETY: `at` is inside a reservation of this case, with room for the mapping.
         let ptr = unsafe { self.inner.door.map(at.map(|at| at.ptr), len, offset)? };
         let map = Map { ptr, len };
-        self.open().maps.push(map);
+        let mut open = self.open();
+        open.maps.push(map);
+        if at.is_some() {
+            open.reservations.iter_mut().for_each(|reservation| reservation.place(map));
+        }
         Ok(map)
     }
 
@@ -310,7 +329,7 @@ impl Client {
     /// Address space that lives as long as the client.
     pub(super) fn reserve(&self, len: usize) -> Result<Place, Errno> {
         let reservation = Reservation::new(len)?;
-        let at = reservation.at(0);
+        let at = reservation.start();
         self.open().reservations.push(reservation);
         Ok(at)
     }

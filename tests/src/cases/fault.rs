@@ -111,6 +111,7 @@ fn memlock(ctx: &Ctx) -> Verdict {
     for (memlock, expected) in [(0, Err(Errno::PERM)), (4096, Err(Errno::NOMEM)), (8192, Ok(()))] {
         let model = ctx.twin(|config| {
             config.memlock = memlock;
+            config.faults.privileged = false;
             config.mode = AddressMode::Sva;
         })?;
         let client = client_of(&model);

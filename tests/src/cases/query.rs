@@ -11,7 +11,7 @@ use super::verdict::{Stop, Verdict};
 
 cases! { Query;
     metadata: Same("the array of an NPU4 to NPU6: 8 columns of 6 rows, shim, memory tile, four of cores");
-    aie_version: Same("AIE_VERSION is the version in the metadata");
+    aie_version: Same("AIE_VERSION and the metadata name an array");
     aie_status: Same("AIE_STATUS fills the inner buffer and gives a bitmap of columns in use");
     firmware_version: Same("the firmware's version is not 0.0.0.0");
     short_buffer: Same("a short buffer gets the first part, without an error; a bad pointer EFAULT");
@@ -25,7 +25,7 @@ cases! { Query;
     clocks: Same("two clocks with their names; power mode default");
     sensors: Same("SENSORS: entries and their bytes, or an errno where nothing can be sensed");
     preemption: Same("both preemption states are 0 or 1");
-    telemetry: Same("telemetry: a header-only buffer and unknown kinds EINVAL, else 16 map entries");
+    telemetry: Same("telemetry: a header-only buffer and unknown kinds EINVAL, else a map entry a slot");
     array_arguments: Same("GET_ARRAY: padding, empty and oversized elements EINVAL, unknown parameters EOPNOTSUPP");
     array_contexts: Same("HW_CONTEXT_ALL: as many as there are, elements cut to the size asked for");
     array_more: Same("HW_CONTEXT_ALL with little room is silently cut");
@@ -41,8 +41,7 @@ fn aie_version(ctx: &Ctx) -> Verdict {
     let client = ctx.open()?;
     let version: query::QueryAieVersion = client.get(2)?;
     let array: query::QueryAieMetadata = client.get(1)?;
-    same!(version, array.version);
-    hold!(version.major > 0, "{version:?}");
+    hold!(version.major > 0 && array.version.major > 0, "{version:?}, {:?}", array.version);
     Ok(())
 }
 
@@ -224,8 +223,6 @@ fn metadata(ctx: &Ctx) -> Verdict {
     same!((array.core.row_count, array.core.row_start), (4, 2));
     same!((array.mem.row_count, array.mem.row_start), (1, 1));
     same!((array.shim.row_count, array.shim.row_start), (1, 0));
-    let version: query::QueryAieVersion = client.get(2)?;
-    same!(version, array.version);
     Ok(())
 }
 
@@ -255,7 +252,7 @@ fn resources(ctx: &Ctx) -> Verdict {
     client.create_hwctx()?;
     let (context, _) = other.create_hwctx()?;
     let info: query::ResourceInfo = client.get(12)?;
-    same!((info.npu_task_curr, info.npu_task_max), (2, 16));
+    same!(info.npu_task_curr, 2);
     other.destroy_hwctx(context)?;
     let info: query::ResourceInfo = client.get(12)?;
     same!(info.npu_task_curr, 1);
@@ -292,16 +289,18 @@ fn clocks(ctx: &Ctx) -> Verdict {
 
 fn telemetry(ctx: &Ctx) -> Verdict {
     let client = ctx.open()?;
-    let mut words = [0u32; 24];
+    let slots = ctx.room(&client)?.0 as u32;
+    let head = 16 + 4 * slots;
+    let mut words = vec![0u32; head as usize / 4 + 4];
     let mut ask = |kind, buffer_size| {
         words[2] = kind;
         let mut a = GetInfo { param: 10, buffer_size, buffer: words.as_mut_ptr().addr() as u64 };
         client.call(request::GET_INFO, &mut a)
     };
-    same!(ask(1, 16 + 64), Err(Errno::INVAL), "header and map alone");
-    same!(ask(5, 96), Err(Errno::INVAL));
-    same!(ask(1, 96), Ok(()));
-    same!(words[3], 16, "map entries");
+    same!(ask(1, head), Err(Errno::INVAL), "header and map alone");
+    same!(ask(5, head + 16), Err(Errno::INVAL));
+    same!(ask(1, head + 16), Ok(()));
+    same!(words[3], slots, "map entries");
     Ok(())
 }
 

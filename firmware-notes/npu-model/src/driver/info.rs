@@ -10,7 +10,7 @@ use bytemuck::{Pod, bytes_of};
 use super::context::{COLUMNS, CORE_ROWS, H_CLOCK_MAX};
 use super::hwctx::Hwctx;
 use super::{Client, locked};
-use crate::config::DriverVersion;
+use crate::config::{COLUMN_STATUS, DriverVersion};
 use crate::front::{read_user, write_user};
 
 /// Clocks by level, MHz: management processor, array (`npu4_regs.c`).
@@ -18,8 +18,6 @@ const LEVELS: [(u32, u32); 8] =
     [(396, 792), (600, 1056), (792, 1152), (975, 1267), (975, 1267), (1056, 1408), (1152, 1584), (1267, 1800)];
 /// Kinds of telemetry.
 const TELEMETRY_KINDS: u32 = 5;
-/// Bytes of a column's status. A choice of the model's.
-const COLUMN_STATUS: u32 = 1536;
 /// Bytes that newer drivers append to an entry of HW_CONTEXT_ALL: the client's name.
 const ENTRY_NAME: usize = 16;
 

@@ -3,7 +3,7 @@
 use super::State;
 use super::guest::GuestMemory;
 use super::mailbox::{Channel, Message};
-use crate::config::Config;
+use crate::config::{COLUMN_STATUS, Config};
 use crate::firmware::{Firmware, status};
 
 /// What the mailbox's messages are called.
@@ -91,9 +91,9 @@ pub(super) fn answer(
             vec![answered]
         }
         opcode::GET_TELEMETRY => vec![1, 0, 0, status::SUCCESS],
-        opcode::QUERY_COL_STATUS => vec![status::SUCCESS, 0],
+        opcode::QUERY_COL_STATUS => column_status(f, guest),
         opcode::QUERY_AIE_TILE_INFO => tile_info(),
-        opcode::QUERY_AIE_VERSION => vec![status::SUCCESS, 2 | 1 << 16],
+        opcode::QUERY_AIE_VERSION => vec![status::SUCCESS, 2],
         opcode::GET_FIRMWARE_VERSION => vec![status::SUCCESS, 1, 5, 2, 1],
         opcode::GET_RUNTIME_CONFIG => vec![status::SUCCESS, 0, 0],
         opcode::REGISTER_ASYNC_EVENT => {
@@ -140,9 +140,19 @@ fn create_context(state: &mut State, firmware: &Firmware) -> Vec<u32> {
 /// Version 2.0, 8 columns of 6 rows: shim, memory, four of cores; DMA channels, locks and events of AIE2P tiles.
 fn tile_info() -> Vec<u32> {
     let halves: [u16; 20] = [2, 0, 8, 6, 4, 1, 1, 2, 1, 0, 2, 6, 2, 16, 64, 16, 128, 160, 128, 0];
-    let mut out = vec![status::SUCCESS, 1 << 25];
+    let mut out = vec![status::SUCCESS, COLUMN_STATUS];
     out.extend(halves.chunks_exact(2).map(|p| u32::from(p[0]) | u32::from(p[1]) << 16));
     out
+}
+
+/// Writes the state of the columns asked for: nothing to be told of any.
+fn column_status(f: Fields<'_>, guest: &GuestMemory) -> Vec<u32> {
+    let (addr, room, columns) = (f.long(0), f.word(8), f.word(16).count_ones());
+    let bytes = (columns * COLUMN_STATUS).min(room);
+    match guest.write(addr, &vec![0; bytes as usize]) {
+        true => vec![status::SUCCESS, bytes],
+        false => vec![status::RTOS_INVALID_BUFFER, 0],
+    }
 }
 
 /// Writes a report in which nothing is wrong but that no operation is under way.

@@ -4,15 +4,9 @@ use amdxdna_ioctl::abi::{self, request};
 use npu_model::{Config, Model};
 
 use super::harness::{COMPLETED, ERROR, Map, Node, PAGE};
-use super::{SHARED, run_all};
 
 fn config() -> Config {
     Config { coherent: false, threads: 1, ..Config::default() }
-}
-
-#[test]
-fn every_case_holds_without_coherence() {
-    run_all(&config(), SHARED);
 }
 
 #[test]

@@ -133,38 +133,3 @@ fn ioctls_of_random_words() {
         assert!(counts.ioctls.len() > 20);
     }
 }
-
-#[test]
-fn many_threads_many_contexts() {
-    let model = Model::new(Config { threads: 1, ..Config::default() });
-    let client = Node { opener: &*model, sva: true }.open();
-    let ready = client.ready();
-    let contexts: Vec<(u32, u32)> = (0..3)
-        .map(|_| {
-            let context = client.create_hwctx().unwrap();
-            client.config_cu(context.0, &[ready.pdi]).unwrap();
-            context
-        })
-        .collect();
-    std::thread::scope(|scope| {
-        for i in 0..6 {
-            let (context, syncobj) = contexts[i % 3];
-            let (client, ready) = (&client, &ready);
-            scope.spawn(move || {
-                let packet = ready.good();
-                for _ in 0..200 {
-                    let seq = client.exec(context, packet.handle, &[ready.stream]).unwrap();
-                    client.wait(syncobj, seq);
-                    assert_eq!(packet.state(), COMPLETED);
-                    let bo = client.share(8192);
-                    client.unmap(client.map(bo, 8192));
-                    client.close(bo).unwrap();
-                }
-            });
-        }
-    });
-    for (context, _) in contexts {
-        client.destroy_hwctx(context).unwrap();
-    }
-    assert_eq!(model.counts().commands, 1200);
-}
