@@ -13,8 +13,6 @@ pub const PAGE: usize = 4096;
 pub const NEW: u32 = 1;
 pub const COMPLETED: u32 = 4;
 pub const ERROR: u32 = 5;
-pub const ABORT: u32 = 6;
-pub const TIMEOUT: u32 = 8;
 pub const START_CU: u32 = 0;
 pub const CMD_CHAIN: u32 = 19;
 pub const START_NPU: u32 = 20;
@@ -22,8 +20,6 @@ pub const START_NPU: u32 = 20;
 /// What a case runs against.
 pub struct Node<'a> {
     pub opener: &'a dyn Opener,
-    /// Devices see user addresses.
-    pub sva: bool,
 }
 
 impl Node<'_> {
@@ -51,10 +47,6 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    pub fn addr(&self) -> u64 {
-        self.ptr.as_ptr().addr() as u64
-    }
-
     pub fn word(&self, index: usize) -> u32 {
         assert!(index * 4 + 4 <= self.len);
         // SAFETY: in bounds and aligned; the driver writes words atomically.
@@ -71,10 +63,6 @@ impl Map {
         for (i, &word) in words.iter().enumerate() {
             self.set_word(i, word);
         }
-    }
-
-    pub fn words(&self, from: usize, n: usize) -> Vec<u32> {
-        (from..from + n).map(|i| self.word(i)).collect()
     }
 
     /// The part that begins at a byte.
@@ -104,7 +92,6 @@ pub struct Ready {
     pub heap: Map,
     pub context: u32,
     pub syncobj: u32,
-    pub pdi: u32,
     pub stream: u32,
     pub stream_addr: u64,
 }
@@ -127,10 +114,6 @@ impl Client {
         self.call(request::CREATE_BO, &mut a).map(|()| a.handle)
     }
 
-    pub fn share(&self, size: u64) -> u32 {
-        self.create_bo(1, size).unwrap()
-    }
-
     pub fn dev(&self, size: u64) -> Result<u32, Errno> {
         self.create_bo(3, size)
     }
@@ -142,10 +125,6 @@ impl Client {
 
     pub fn address(&self, handle: u32) -> u64 {
         self.info(handle).unwrap().xdna_addr
-    }
-
-    pub fn close(&self, handle: u32) -> Result<(), Errno> {
-        self.call(request::GEM_CLOSE, &mut drm::GemClose { handle, pad: 0 })
     }
 
     pub fn map_at(&self, handle: u32, len: usize, at: Option<NonNull<u8>>) -> Result<Map, Errno> {
@@ -184,10 +163,6 @@ impl Client {
         let qos = abi::QosInfo::zeroed();
         let mut a = abi::CreateHwctx { qos_p: addr_of(&qos), max_opc: 2048, num_tiles: 32, ..Zeroable::zeroed() };
         self.call(request::CREATE_HWCTX, &mut a).map(|()| (a.handle, a.syncobj_handle))
-    }
-
-    pub fn destroy_hwctx(&self, handle: u32) -> Result<(), Errno> {
-        self.call(request::DESTROY_HWCTX, &mut abi::DestroyHwctx { handle, pad: 0 })
     }
 
     pub fn config_cu(&self, context: u32, pdis: &[u32]) -> Result<(), Errno> {
@@ -252,7 +227,7 @@ impl Client {
         let map = heap.part((stream_addr - abi::HEAP_BASE) as usize);
         map.set_words(&EMPTY_STREAM);
         self.flush(Map { len: PAGE, ..map });
-        Ready { client: self.clone(), heap, context, syncobj, pdi, stream, stream_addr }
+        Ready { client: self.clone(), heap, context, syncobj, stream, stream_addr }
     }
 }
 
@@ -308,9 +283,4 @@ pub fn aligned(ptr: NonNull<u8>) -> NonNull<u8> {
     let at = ptr.as_ptr().addr();
     // SAFETY: the reservations of these tests are at least one chunk longer than what is mapped in them.
     unsafe { ptr.add(at.next_multiple_of(chunk) - at) }
-}
-
-pub fn now() -> i64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec * 1_000_000_000 + time.tv_nsec
 }

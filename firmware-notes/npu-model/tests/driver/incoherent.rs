@@ -12,7 +12,7 @@ fn config() -> Config {
 #[test]
 fn a_stream_that_was_not_flushed_is_not_there() {
     let model = Model::new(config());
-    let ready = Node { opener: &*model, sva: true }.open().ready();
+    let ready = Node { opener: &*model }.open().ready();
     let client = &ready.client;
     let fresh = client.dev(PAGE as u64).unwrap();
     let addr = client.address(fresh);

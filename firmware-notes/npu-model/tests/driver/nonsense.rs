@@ -31,7 +31,7 @@ impl Random {
 
 fn ready(config: Config) -> (std::sync::Arc<Model>, Ready) {
     let model = Model::new(config);
-    let ready = Node { opener: &*model, sva: true }.open().ready();
+    let ready = Node { opener: &*model }.open().ready();
     (model, ready)
 }
 
