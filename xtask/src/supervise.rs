@@ -121,6 +121,7 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
         program: Vec::new(),
     };
     let config = &mut options.config;
+    config.faults.privileged = rustix::process::geteuid().is_root();
     let mut parser = Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
         match argument {

@@ -24,6 +24,7 @@ mod syncobj;
 mod user_pages;
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -65,6 +66,9 @@ struct Shared {
     by_offset: BTreeMap<u64, Weak<Bo>>,
     /// Exported buffers by (device, inode) of the file that stands for the dma-buf.
     dma_bufs: HashMap<(u64, u64), Weak<Bo>>,
+    /// Exported buffers of a store, and the files that stand for them. Kept for as long as the device: nothing tells when
+    /// the last client's descriptor is closed.
+    stand_ins: Vec<(OwnedFd, Arc<Bo>)>,
     /// Exported syncobjs, likewise. Kept for as long as the device: nothing tells when the last file is closed.
     syncobj_files: HashMap<(u64, u64), Arc<Syncobj>>,
     /// Contexts of all clients, oldest first.

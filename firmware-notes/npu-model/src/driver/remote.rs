@@ -9,7 +9,8 @@ use amdxdna_ioctl::abi::INVALID_ADDR;
 use amdxdna_ioctl::{Door, Errno};
 
 use super::bo::Bo;
-use super::{Client, Device, locked};
+use super::{Client, ClientMapping, Device, locked};
+use crate::front::Memory;
 
 /// A piece of the store's file in the client's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +57,12 @@ impl Device {
 }
 
 impl Remote {
-    /// Closes the file: contexts end, and whoever waits for them comes back.
-    pub(crate) fn close(&self) {
+    /// Closes the file: contexts end, and whoever waits for them comes back. What the process still has mapped, as of
+    /// the last [`Remote::set_mappings`], keeps its pages for as long as what is returned lives.
+    pub(crate) fn close(&self) -> Vec<Arc<Memory>> {
+        let mapped = locked(&self.client.mappings).values().filter_map(|mapping| mapping.bo.memory.clone()).collect();
         self.client.close();
+        mapped
     }
 
     /// Whether mmap of that many bytes at that offset is right, as the DRM core checks it.
@@ -78,34 +82,29 @@ impl Remote {
     pub(crate) fn set_mappings(&self, pieces: &[Piece]) -> Changes {
         let client = &self.client;
         let now = self.by_buffer(pieces);
-        let gone: Vec<(usize, Arc<Bo>)> = {
-            let known = locked(&client.mappings);
-            let stays = |at: &usize, len: usize, bo: &Arc<Bo>| {
-                now.get(at).is_some_and(|(new_len, new)| *new_len == len && Arc::ptr_eq(new, bo))
-            };
-            known
-                .iter()
-                .filter(|(at, old)| !stays(at, old.len, &old.bo))
-                .map(|(&at, old)| (at, Arc::clone(&old.bo)))
-                .collect()
+        let is = |known: &BTreeMap<usize, ClientMapping>, at: usize, len: usize, bo: &Arc<Bo>| {
+            known.get(&at).is_some_and(|old| old.len == len && Arc::ptr_eq(&old.bo, bo))
         };
-        let mut settled = true;
-        for (at, bo) in gone {
-            if bo.busy().is_empty() {
-                locked(&client.mappings).remove(&at);
-                client.space.detach(at as u64);
-                bo.unmapped();
-            } else {
-                settled = false;
-            }
-        }
+        // New ones first: a buffer that is mapped elsewhere by now has not been without a mapping.
         let mut new = Vec::new();
-        for (at, (len, bo)) in now {
-            if !locked(&client.mappings).contains_key(&at) {
-                new.push(Piece { addr: at as u64, len: len as u64, offset: bo.map_offset });
-                client.note_mapping_at(at, len, bo);
+        for (&at, (len, bo)) in &now {
+            if !is(&locked(&client.mappings), at, *len, bo) {
+                new.push(Piece { addr: at as u64, len: *len as u64, offset: bo.map_offset });
+                client.note_mapping_at(at, *len, Arc::clone(bo));
             }
         }
+        let mut known = locked(&client.mappings);
+        let gone: Vec<usize> = known.keys().filter(|at| !now.contains_key(at)).copied().collect();
+        let mut settled = true;
+        for at in gone {
+            if known.get(&at).is_some_and(|old| !old.bo.busy().is_empty()) {
+                settled = false;
+            } else if let Some(old) = known.remove(&at) {
+                client.space.detach(at as u64);
+                old.bo.unmapped();
+            }
+        }
+        drop(known);
         Changes { settled, new }
     }
 

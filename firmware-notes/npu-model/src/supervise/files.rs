@@ -10,6 +10,7 @@ use super::filter::FDS;
 use super::process::{self, Caller};
 use super::sys;
 use crate::driver::{Piece, Remote};
+use crate::front::Memory;
 use crate::trace::TracedDoor;
 
 /// One open file.
@@ -95,6 +96,15 @@ impl File {
         if !(maps.stale || maps.unseen || anyway || !maps.pending.is_empty()) {
             return;
         }
+        self.look(&mut maps);
+        let pending = std::mem::take(&mut maps.pending);
+        maps.pending = pending.into_iter().filter(|pending| maps.count(pending.offset) <= pending.before).collect();
+    }
+}
+
+impl File {
+    /// Looks at what the client has mapped now.
+    fn look(&self, maps: &mut Maps) {
         maps.pieces = process::mappings(self.owner, self.inode);
         let changes = self.remote.set_mappings(&maps.pieces);
         if let Some(traced) = &self.traced {
@@ -103,8 +113,6 @@ impl File {
             }
         }
         maps.stale = !changes.settled;
-        let pending = std::mem::take(&mut maps.pending);
-        maps.pending = pending.into_iter().filter(|pending| maps.count(pending.offset) <= pending.before).collect();
     }
 }
 
@@ -114,6 +122,8 @@ pub(super) struct Files {
     open: Mutex<HashMap<(u32, RawFd), Arc<File>>>,
     /// Processes by thread.
     processes: Mutex<HashMap<u32, u32>>,
+    /// Pages of closed files that a process has mapped still.
+    leftovers: Mutex<Vec<(u32, Arc<Memory>)>>,
 }
 
 impl Files {
@@ -168,7 +178,11 @@ impl Files {
             return None;
         }
         drop(open);
-        file.remote.close();
+        file.look(&mut file.maps());
+        let left = file.remote.close();
+        let mut leftovers = self.leftovers.lock().unwrap_or_else(PoisonError::into_inner);
+        leftovers.extend(left.into_iter().map(|memory| (file.owner, memory)));
+        drop(leftovers);
         Some(file)
     }
 
@@ -186,6 +200,7 @@ impl Files {
         gone.retain(|file| !open.values().any(|other| Arc::ptr_eq(other, file)));
         drop(open);
         self.processes.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, pid| process::is_alive(*pid));
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).retain(|(pid, _)| process::is_alive(*pid));
         for file in gone {
             file.remote.close();
         }

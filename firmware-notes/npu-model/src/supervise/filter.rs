@@ -2,8 +2,8 @@
 
 use libc::sock_filter;
 
-/// File numbers that open device files get in the client, so that the filter knows them.
-pub(super) const FDS: std::ops::Range<u32> = 900..916;
+/// File numbers that open device files get in the client, so that the filter knows them. Below the usual limit of 1024.
+pub(super) const FDS: std::ops::Range<u32> = 880..1008;
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// The type byte of DRM ioctls, in place.
@@ -130,10 +130,10 @@ mod tests {
             (true, libc::SYS_open, [0, rw, 0, 0, 0, 0]),
             (false, libc::SYS_open, [0, rd, rw, 0, 0, 0]),
             (true, libc::SYS_openat2, [0; 6]),
-            (true, libc::SYS_mmap, [0, 4096, 3, 1, 900, 0]),
-            (true, libc::SYS_mmap, [0, 4096, 3, 1, 915, 0]),
-            (false, libc::SYS_mmap, [0, 4096, 3, 1, 916, 0]),
-            (false, libc::SYS_mmap, [0, 4096, 3, 1, 899, 0]),
+            (true, libc::SYS_mmap, [0, 4096, 3, 1, 880, 0]),
+            (true, libc::SYS_mmap, [0, 4096, 3, 1, 1007, 0]),
+            (false, libc::SYS_mmap, [0, 4096, 3, 1, 1008, 0]),
+            (false, libc::SYS_mmap, [0, 4096, 3, 1, 879, 0]),
             (false, libc::SYS_mmap, [0, 4096, 3, 0x22, u64::MAX, 0]),
             (true, libc::SYS_close, [907, 0, 0, 0, 0, 0]),
             (false, libc::SYS_close, [7, 0, 0, 0, 0, 0]),

@@ -10,7 +10,8 @@
 //!
 //! * Memory is coherent: a flush that is missing does not show.
 //! * `stat` of the node, and sysfs, are the host's: a program that looks for devices has to be told the node.
-//! * PRIME and user-pointer buffers are refused with `EOPNOTSUPP`.
+//! * User-pointer buffers are refused with `EOPNOTSUPP`, and so is the import of another client's buffer in other modes
+//!   than SVA. A dma-buf cannot be mapped by itself, and what is exported is kept to the end.
 //! * munmap does not wait for commands; the model keeps the mapping until they are over.
 //! * A file counts as closed when no process holds it that has used it; processes that end are noticed when somebody
 //!   opens the node, and at the end.
@@ -285,6 +286,8 @@ impl Session {
         if let Err(errno) = result {
             return Answer::Return(Err(errno));
         }
+        // Which of two mappings was first counts.
+        file.sync(caller, false);
         file.will_map(caller, offset);
         Answer::GoOn
     }
