@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use amdxdna_ioctl::abi::{self, drm, query, request};
 use amdxdna_ioctl::{Errno, Opener};
@@ -128,6 +129,18 @@ impl Ctx {
     pub(super) fn room(&self, client: &Client) -> Result<(u64, u64), Errno> {
         let info: query::ResourceInfo = client.get(12)?;
         Ok((info.npu_task_max, info.npu_task_curr))
+    }
+
+    /// Waits for the device to have no more than `n` contexts: work in flight may keep a process' memory, and with it
+    /// its mappings and its file, for a while after its end.
+    pub(super) fn emptied(&self, client: &Client, n: u64) -> Result<(), Stop> {
+        for _ in 0..500 {
+            if self.room(client)?.1 <= n {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(Stop::fail("a context is left behind"))
     }
 
     /// Skips the case unless nobody else has a context on the device.

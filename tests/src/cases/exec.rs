@@ -363,7 +363,9 @@ fn firmware_error(ctx: &Ctx) -> Verdict {
 fn long_stream(ctx: &Ctx) -> Verdict {
     let ready = ctx.open()?.ready()?;
     let map = in_heap(ready.heap, ready.stream_addr, 16);
-    for (size, told) in [(4100, 4100), (u32::MAX, u32::MAX), (4096, 4100), (12, 12)] {
+    // A device behind a bus does not know where a buffer ends in the heap; the model's driver layer does.
+    let past = if ctx.in_process().is_some() { 4100 } else { 128 << 20 };
+    for (size, told) in [(past, past), (u32::MAX, u32::MAX), (4096, 4100), (12, 12)] {
         map.set_word(3, size);
         ready.client.flush(map);
         let packet = ready.client.packet(&ready.words(ready.stream_addr, told))?;

@@ -119,7 +119,7 @@ fn fork_leaves(ctx: &Ctx) -> Verdict {
             Err(_) => 1,
         })?;
         same!(child.wait(), Ok(Some(0)));
-        same!(ctx.room(&client)?.1, before, "contexts");
+        ctx.emptied(&client, before)?;
     }
     run_some(&client, 3)
 }
@@ -143,7 +143,7 @@ fn fork_killed(ctx: &Ctx) -> Verdict {
     std::thread::sleep(Duration::from_millis(100));
     child.kill()?;
     same!(child.wait(), Ok(None), "ended by the signal");
-    same!(ctx.room(&client)?.1, before, "contexts");
+    ctx.emptied(&client, before)?;
     run_some(&client, 3)
 }
 
@@ -159,6 +159,6 @@ fn fork_many(ctx: &Ctx) -> Verdict {
     for child in children {
         same!(child.wait(), Ok(Some(0)));
     }
-    same!(ctx.room(&client)?.1, before, "contexts");
+    ctx.emptied(&client, before)?;
     Ok(())
 }

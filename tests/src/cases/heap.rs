@@ -16,19 +16,10 @@ cases! { Heap;
     dev_addresses: Same("DEV buffers lie 32 KiB apart, in the best fitting hole; they have no mmap offset");
     dev_bytes: Same("a DEV buffer is reached through the heap's mapping, and its bytes stay");
     dev_fills: Same("a heap of one chunk takes 2048 small buffers, and the next one gives EAGAIN");
-    dev_user_address: ByMode {
-        sva: "GET_BO_INFO gives the user address in the heap's mapping",
-        iova: "GET_BO_INFO gives no user address",
-    };
-    dev_needs_mapping: ByMode {
-        sva: "without a mapped heap EAGAIN for DEV buffers and contexts",
-        iova: "a heap need not be mapped",
-    };
+    dev_user_address: Same("GET_BO_INFO gives the user address of a DEV buffer in the heap's mapping");
+    dev_needs_mapping: Same("without a mapped heap EAGAIN for DEV buffers and contexts, in every mode");
     growth: Same("DEV past the heap: EAGAIN, then success across the seam once a chunk is added");
-    scattered_chunks: ByMode {
-        sva: "chunks that are not neighbours cannot hold one buffer: EINVAL",
-        iova: "where the client mapped the chunks does not matter",
-    };
+    scattered_chunks: Same("chunks that are not mapped as neighbours cannot hold one buffer: EINVAL, in every mode");
     spanning: Same("one DEV buffer of 128 MiB over two chunks");
     too_large: Same("DEV of 576 MiB: EINVAL, whatever the heap");
     churn: Same("a hundred rounds of buffers of all sizes leave the heap as it was");
@@ -89,18 +80,13 @@ fn dev_user_address(ctx: &Ctx) -> Verdict {
     client.dev(4096)?;
     let info = client.info(client.dev(4096)?)?;
     same!(info.xdna_addr, HEAP_BASE + 0x8000);
-    same!(info.vaddr, if ctx.sva() { heap.addr() + 0x8000 } else { INVALID_ADDR });
+    same!(info.vaddr, heap.addr() + 0x8000);
     Ok(())
 }
 
 fn dev_needs_mapping(ctx: &Ctx) -> Verdict {
     let client = ctx.open()?;
     let heap = client.create_bo(HEAP, HEAP_CHUNK)?;
-    if !ctx.sva() {
-        same!(client.address(client.dev(4096)?)?, HEAP_BASE);
-        same!(client.create_hwctx().map(drop), Ok(()));
-        return Ok(());
-    }
     same!(client.dev(4096), Err(Errno::AGAIN));
     same!(client.create_hwctx(), Err(Errno::AGAIN), "for its hidden buffers");
     let map = client.map(heap, HEAP_CHUNK as usize)?;
@@ -128,8 +114,7 @@ fn scattered_chunks(ctx: &Ctx) -> Verdict {
     client.heap_chunk(at)?;
     client.heap_chunk(far)?;
     client.dev(HEAP_CHUNK - 0x8000)?;
-    let across = client.dev(0x9000).map(drop);
-    same!(across, if ctx.sva() { Err(Errno::INVAL) } else { Ok(()) });
+    same!(client.dev(0x9000), Err(Errno::INVAL));
     Ok(())
 }
 

@@ -79,7 +79,7 @@ fn null_strings(ctx: &Ctx) -> Verdict {
 
 fn unknown_numbers(ctx: &Ctx) -> Verdict {
     let client = ctx.open()?;
-    for nr in [0x4bu32, 0x9f, 0x3e, 0xb0] {
+    for nr in [0x4bu32, 0x9f, 0x3e, 0xf0] {
         let request = 0xC008_6400 | nr;
         same!(client.call(request, &mut [0u32; 2]), Err(Errno::INVAL), "{nr:#x}");
     }

@@ -137,6 +137,23 @@ impl Ready {
         Ok(packet.state())
     }
 
+    /// Runs good packets until one completes. While the driver makes a context again after a hang it may drop commands
+    /// (the fence signals, the packet stays NEW) or the firmware may refuse them; how many were lost comes back.
+    pub(super) fn recovers(&self) -> Result<u32, Stop> {
+        for lost in 0..200 {
+            let packet = self.good()?;
+            let state = self.run(packet)?;
+            self.client.unmap(packet.map);
+            self.client.close(packet.handle)?;
+            match state {
+                COMPLETED => return Ok(lost),
+                NEW | ERROR => std::thread::sleep(std::time::Duration::from_millis(10)),
+                other => return Err(Stop::fail(format_args!("a command after a hang: state {other}"))),
+            }
+        }
+        Err(Stop::fail("the context does not run again"))
+    }
+
     /// Runs a good packet of its own.
     pub(super) fn still_works(&self) -> Verdict {
         let packet = self.good()?;

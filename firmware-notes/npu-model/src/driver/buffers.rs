@@ -245,10 +245,10 @@ impl Client {
         let bo = self.bo(a.handle).ok_or(Errno::NOENT)?;
         a.map_offset = bo.map_offset;
         a.xdna_addr = bo.device_address();
-        a.vaddr = match (self.device.config.mode, bo.dev_address()) {
-            (AddressMode::Sva, Some(start)) => self.space.heap_vaddr(start),
-            (AddressMode::Sva, None) => bo.first_mapping(),
-            (AddressMode::Iova | AddressMode::Carveout(_), _) => INVALID_ADDR,
+        // Whatever the device's address is, the driver remembers where the client mapped a buffer.
+        a.vaddr = match bo.dev_address() {
+            Some(start) => self.space.heap_vaddr(start),
+            None => bo.first_mapping(),
         };
         Ok(())
     }
@@ -259,10 +259,10 @@ impl Client {
         if (bo.imported && self.device.config.driver == DriverVersion::L7_3_4) || carveout {
             return Err(Errno::OPNOTSUPP);
         }
-        if a.offset >= bo.size || a.offset.checked_add(a.size).is_none() {
+        if a.offset.checked_add(a.size).is_none() {
             return Err(Errno::INVAL);
         }
-        let len = a.size.min(bo.size - a.offset);
+        let len = a.size.min(bo.size.saturating_sub(a.offset));
         match (&bo.memory, bo.dev_address()) {
             (Some(memory), _) => memory.flush(a.offset as usize, len as usize),
             (None, Some(start)) => {

@@ -284,7 +284,9 @@ impl Client {
 
     /// Finds what `Door::map` should map; checks as the DRM core does.
     fn mappable(&self, len: usize, offset: u64) -> Result<Arc<Bo>, Errno> {
-        let bo = self.device.shared().by_offset.get(&offset).and_then(Weak::upgrade).ok_or(Errno::INVAL)?;
+        // Below the offsets that the DRM core gives to buffers, the driver looks for doorbells of user-mode queues.
+        let unknown = if offset < FIRST_MAP_OFFSET { Errno::OPNOTSUPP } else { Errno::INVAL };
+        let bo = self.device.shared().by_offset.get(&offset).and_then(Weak::upgrade).ok_or(unknown)?;
         if len == 0 || len as u64 > bo.size {
             return Err(Errno::INVAL);
         }

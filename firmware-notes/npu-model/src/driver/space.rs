@@ -120,7 +120,7 @@ impl Space {
     /// Takes a range of the heap window.
     ///
     /// # Errors
-    /// `EAGAIN` without a heap, with one that is too small, or (SVA) with one that is not mapped where the range lies;
+    /// `EAGAIN` without a heap, with one that is too small, or with one that is not mapped where the range lies;
     /// `ENOSPC` when the window is full; `EINVAL` when the range spans chunks that are not mapped back to back.
     pub(super) fn alloc_dev(self: &Arc<Self>, size: u64) -> Result<DevRange, Errno> {
         let mut heap = self.heap();
@@ -128,7 +128,7 @@ impl Space {
             return Err(Errno::AGAIN);
         }
         let start = heap.ranges.alloc(size, DEV_ALIGN).ok_or(Errno::NOSPC)?;
-        let checked = heap.check_range(start, size, self.mode == AddressMode::Sva);
+        let checked = heap.check_range(start, size);
         if let Err(errno) = checked {
             heap.ranges.free(start);
             return Err(errno);
@@ -235,12 +235,9 @@ impl Heap {
         None
     }
 
-    fn check_range(&self, start: u64, size: u64, mapped: bool) -> Result<(), Errno> {
+    fn check_range(&self, start: u64, size: u64) -> Result<(), Errno> {
         if start + size > HEAP_BASE + self.total() {
             return Err(Errno::AGAIN);
-        }
-        if !mapped {
-            return Ok(());
         }
         let mut base = HEAP_BASE;
         let mut expected = None;

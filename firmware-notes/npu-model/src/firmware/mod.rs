@@ -78,6 +78,11 @@ pub(crate) fn protocol_accepted((major, minor): (u32, u32)) -> bool {
 pub(crate) trait ContextMemory: DeviceMemory {
     /// Bytes from an address to the end of its buffer.
     fn extent(&self, addr: u64) -> Option<u64>;
+
+    /// Bytes of the PDI at an address: to the end of its buffer, where that is known.
+    fn pdi_extent(&self, addr: u64) -> Option<u64> {
+        self.extent(addr)
+    }
 }
 
 /// Copies device memory.
@@ -227,7 +232,7 @@ impl Firmware {
             status::APP_LOAD_PDI_FAIL
         };
         let entry = *state.cus.get(cu as usize).ok_or_else(|| fail("the CU is not configured".into()))?;
-        let len = memory.extent(entry.addr).ok_or_else(|| fail(format!("no buffer at {:#x}", entry.addr)))?;
+        let len = memory.pdi_extent(entry.addr).ok_or_else(|| fail(format!("no buffer at {:#x}", entry.addr)))?;
         let pdi = read(memory, entry.addr, len as usize).map_err(|_| fail("its buffer cannot be read".into()))?;
         let array = Array::configure(&pdi).map_err(|fault| fail(fault.to_string()))?;
         state.loaded = Some((cu, array));

@@ -48,8 +48,13 @@ impl DeviceMemory for ContextView<'_> {
 }
 
 impl ContextMemory for ContextView<'_> {
-    /// The device knows no buffer's end. What is asked for is a PDI, whose header says how long it is.
+    /// The device knows no buffer's end, only the heap's.
     fn extent(&self, addr: u64) -> Option<u64> {
+        Some(self.bus(addr).1)
+    }
+
+    /// A PDI's header says how long it is.
+    fn pdi_extent(&self, addr: u64) -> Option<u64> {
         let (bus, holds) = self.bus(addr);
         let header = self.guest.read(bus, PDI_DATA as usize)?;
         let at = &header[PDI_TOTAL_WORDS..PDI_TOTAL_WORDS + 4];

@@ -12,7 +12,7 @@ mod mailbox;
 mod memory;
 mod messages;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -271,12 +271,14 @@ impl Device {
 
 /// Runs the commands of all contexts, one after the other: they share one array.
 fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
+    // Contexts whose array waits for ever: whatever is sent behind that waits too, until the context is made again.
+    let mut stuck = HashSet::new();
     while let Ok(Job { context, generation, message }) = queue.recv() {
         let current =
             |state: &State| state.contexts.get(&context).filter(|c| c.generation == generation).map(|c| c.channel);
         let heaps = {
             let state = shared.state();
-            if current(&state).is_none() {
+            if current(&state).is_none() || stuck.contains(&(context, generation)) {
                 continue;
             }
             state.contexts.get(&context).map(|c| c.heaps.clone()).unwrap_or_default()
@@ -290,7 +292,10 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
         match (answer, current(&state)) {
             (Some(words), Some(channel)) => state.send(channel, message.id, message.opcode, &words),
             (Some(_), None) => state.say(&format!("context {context} is gone, its answer with it")),
-            (None, _) => state.say(&format!("context {context} does not answer id {:#x}", message.id)),
+            (None, _) => {
+                stuck.insert((context, generation));
+                state.say(&format!("context {context} does not answer id {:#x}", message.id));
+            }
         }
     }
 }
