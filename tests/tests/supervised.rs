@@ -1,16 +1,18 @@
 //! The runtime in a process of its own, through the kernel's door, with the software NPU behind it: the same answer as
-//! with the software NPU in process. This test binary is the program, started again.
+//! with the software NPU in process; and the table of driver cases. This test binary is the program, started again.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use amdxdna_ioctl::{KernelOpener, Opener};
+use driver_tests::cases::{Outcome, Selection, run};
 use driver_tests::tiny;
 use npu_model::supervise::Supervisor;
-use npu_model::{Config, Model};
+use npu_model::{Config, Faults, Model};
 use runtime::bundle::Bundle;
 use runtime::image::Rgb;
 use runtime::npu::Npu;
@@ -67,4 +69,55 @@ fn the_same_answer_from_another_process() {
         (theirs.commands, theirs.operations, theirs.bytes_read)
     );
     assert_eq!((ours.failed_commands, ours.buffers_live), (0, 0));
+}
+
+/// Names the file for the table's outcomes to the program.
+const OUTCOMES: &str = "QWEN35_SUPERVISED_TABLE";
+
+/// What a model beside another process cannot show: pages of the program's own, a munmap that waits, and bytes behind
+/// the descriptor that stands for a dma-buf.
+const NOT_BESIDE: [&str; 9] = [
+    "bo::user_address",
+    "bo::user_again",
+    "bo::user_packet",
+    "bo::user_read_only",
+    "bo::user_scattered",
+    "bo::user_unmapped",
+    "exec::unmapped_in_flight",
+    "fault::hang_unmap",
+    "share::mapped",
+];
+
+#[test]
+#[ignore = "the program"]
+fn program_table() {
+    let Some(file) = std::env::var_os(OUTCOMES).map(PathBuf::from) else { return };
+    let (mut passed, mut bad) = (0, String::new());
+    let opener: Arc<dyn Opener> = Arc::new(KernelOpener);
+    run(&Selection::default(), &opener, Path::new(NODE), &mut |record| {
+        passed += usize::from(*record.outcome == Outcome::Pass);
+        if record.outcome.is_bad() && !NOT_BESIDE.contains(&record.case.to_string().as_str()) {
+            bad.push_str(&format!("{}: {}\n", record.case, record.outcome));
+        }
+    })
+    .unwrap();
+    std::fs::write(file, format!("{passed}\n{bad}")).unwrap();
+}
+
+#[test]
+fn the_table_of_driver_cases_from_another_process() {
+    let file = std::env::temp_dir().join(format!("qwen35-supervised-table-{}", std::process::id()));
+    let faults = Faults { privileged: rustix::process::geteuid().is_root(), ..Faults::default() };
+    let config = Config { threads: 1, tdr_ms: 300, faults, ..Config::default() };
+    let supervisor = Supervisor::new(config, NODE).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "program_table", "--ignored"]).env(OUTCOMES, &file);
+    assert!(supervisor.run(&mut command).unwrap().success());
+    let said = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    let (passed, bad) = said.split_once('\n').unwrap();
+    assert!(bad.is_empty(), "{bad}");
+    assert!(passed.parse::<usize>().unwrap() >= 150, "{passed} cases passed");
+    let counts = supervisor.model().counts();
+    assert_eq!(counts.contexts_created, counts.contexts_destroyed);
 }

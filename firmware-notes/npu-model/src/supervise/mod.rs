@@ -14,7 +14,7 @@
 //!   than SVA. A dma-buf cannot be mapped by itself, and what is exported is kept to the end.
 //! * munmap does not wait for commands; the model keeps the mapping until they are over.
 //! * A file counts as closed when no process holds it that has used it; processes that end are noticed when somebody
-//!   opens the node, and at the end.
+//!   opens the node, makes a context or asks for information, and at the end.
 //! * Processes that outlive the program get `ENOSYS` for the calls that the filter asks about.
 
 mod files;
@@ -310,12 +310,17 @@ impl Session {
         let handle = |at: usize| {
             argument.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         };
-        let about = match known_request(asked).unwrap_or(asked) {
+        let known = known_request(asked).unwrap_or(asked);
+        let about = match known {
             request::GET_BO_INFO => handle(std::mem::offset_of!(amdxdna_ioctl::abi::GetBoInfo, handle)),
             request::GEM_CLOSE => handle(std::mem::offset_of!(drm::GemClose, handle)),
             _ => 0,
         };
-        // Unmapping comes without notice.
+        // The end of a process comes without notice, and others may ask about what it had.
+        if matches!(known, request::GET_INFO | request::GET_ARRAY | request::CREATE_HWCTX) {
+            self.files.reap();
+        }
+        // So does unmapping.
         file.sync(&caller, about != 0 && file.remote.is_mapped(about));
         let caller = Arc::new(caller);
         let process: Arc<dyn Process> = Arc::clone(&caller) as _;

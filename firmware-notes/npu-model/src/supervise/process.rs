@@ -74,8 +74,15 @@ pub(super) fn of_thread(tid: u32) -> Option<u32> {
 
 /// Whether a process is there and not only waiting to be asked for its exit code.
 pub(super) fn is_alive(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/status"))
-        .is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:\tZ") || line.starts_with("State:\tX")))
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status_is_alive(&status))
+}
+
+/// The first thread of a process may end before the others.
+fn status_is_alive(status: &str) -> bool {
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let over = field("State:").is_none_or(|state| state.starts_with(['Z', 'X']));
+    let others = field("Threads:").and_then(|threads| threads.parse().ok()).is_some_and(|threads: u32| threads > 1);
+    !over || others
 }
 
 /// File numbers of a process.
@@ -121,7 +128,7 @@ fn mapping(line: &str, inode: u64) -> Option<Piece> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Piece, mapping};
+    use super::{Piece, mapping, status_is_alive};
 
     #[test]
     fn lines_of_maps() {
@@ -131,5 +138,12 @@ mod tests {
         assert_eq!(mapping(line, 1043), None);
         assert_eq!(mapping("7f0c00000000-7f0c04000000 rw-p 00000000 08:01 1042 /lib/x.so", 1042), None);
         assert_eq!(mapping("7f0c00000000-7f0c04000000 rw-p 00000000 00:00 0", 0), None);
+    }
+
+    #[test]
+    fn zombies_are_gone() {
+        assert!(status_is_alive("Name:\tx\nState:\tS (sleeping)\nThreads:\t1\n"));
+        assert!(!status_is_alive("Name:\tx\nState:\tZ (zombie)\nThreads:\t1\n"));
+        assert!(status_is_alive("Name:\tx\nState:\tZ (zombie)\nThreads:\t3\n"));
     }
 }
