@@ -58,12 +58,21 @@ impl Reservation {
     }
 }
 
+/// GEM handles of the chunks.
+#[derive(Debug, Default)]
+struct Chunks {
+    /// In the order of their addresses.
+    mapped: Vec<u32>,
+    /// One that could not be mapped. The driver keeps a chunk until the file closes and has given it the next device
+    /// addresses, so this one has to be mapped before there can be another.
+    unmapped: Option<u32>,
+}
+
 /// The device heap of one client: 64 MiB chunks, mapped back to back from a 64 MiB boundary, because the firmware takes
 /// no other, and added as they are needed, up to 512 MiB (NPU1: 64 MiB).
 #[derive(Debug)]
 pub struct Heap {
-    /// GEM handles of the chunks.
-    chunks: Mutex<Vec<u32>>,
+    chunks: Mutex<Chunks>,
     reservation: Reservation,
     client: Arc<Client>,
 }
@@ -75,29 +84,32 @@ unsafe impl Sync for Heap {}
 
 impl Heap {
     pub(crate) fn new(client: Arc<Client>) -> Result<Heap> {
-        let heap = Heap { chunks: Mutex::new(Vec::new()), reservation: Reservation::new()?, client };
+        let heap = Heap { chunks: Mutex::default(), reservation: Reservation::new()?, client };
         heap.grow(&mut heap.lock(), HEAP_CHUNK)?;
         Ok(heap)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn lock(&self) -> MutexGuard<'_, Chunks> {
         // A panic while the lock was held leaves a list that is shorter than it could be, not a wrong one.
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds one chunk right behind the last.
-    fn grow(&self, chunks: &mut Vec<u32>, bytes: u64) -> Result<()> {
-        let full = Error::HeapFull { chunks: chunks.len(), bytes };
-        if chunks.len() == MAX_CHUNKS {
+    fn grow(&self, chunks: &mut Chunks, bytes: u64) -> Result<()> {
+        let full = Error::HeapFull { chunks: chunks.mapped.len(), bytes };
+        if chunks.mapped.len() == MAX_CHUNKS {
             return Err(full);
         }
         let door = self.client.door()?;
-        let handle = match ioctl::create_bo(door, BoType::DevHeap, HEAP_CHUNK) {
-            Err(error) if error.errno == Errno::NOSPC && !chunks.is_empty() => return Err(full),
-            other => other?,
+        let handle = match chunks.unmapped.take() {
+            Some(handle) => handle,
+            None => match ioctl::create_bo(door, BoType::DevHeap, HEAP_CHUNK) {
+                Err(error) if error.errno == Errno::NOSPC && !chunks.mapped.is_empty() => return Err(full),
+                other => other?,
+            },
         };
         let mapped = ioctl::get_bo_info(door, handle).map_err(Error::from).and_then(|info| {
-            let at = self.reservation.chunk(chunks.len());
+            let at = self.reservation.chunk(chunks.mapped.len());
             // SAFETY: these addresses are the reservation's, and no chunk is there yet.
             unsafe { door.map(Some(at), CHUNK, info.map_offset) }.map_err(|errno| Error::Map {
                 what: "a chunk of the device heap",
@@ -106,23 +118,22 @@ impl Heap {
             })
         });
         if let Err(error) = mapped {
-            // The driver keeps the chunk until the file closes; the handle is of no use to anyone.
-            let _ = ioctl::gem_close(door, handle);
+            chunks.unmapped = Some(handle);
             return Err(error);
         }
-        chunks.push(handle);
+        chunks.mapped.push(handle);
         Ok(())
     }
 
     /// Does something that takes device heap, with one chunk more each time the driver says that it needs one.
     pub(crate) fn with_room<T>(&self, bytes: u64, mut attempt: impl FnMut() -> Result<T, IoctlError>) -> Result<T> {
         loop {
-            let seen = self.lock().len();
+            let seen = self.lock().mapped.len();
             match attempt() {
                 Err(error) if error.errno == Errno::AGAIN => {
                     let mut chunks = self.lock();
                     // Unless another thread was faster: then there is room to try again as it is.
-                    if chunks.len() == seen {
+                    if chunks.mapped.len() == seen {
                         self.grow(&mut chunks, bytes)?;
                     }
                 }
@@ -147,7 +158,7 @@ impl Heap {
     /// Chunks of 64 MiB that there are.
     #[must_use]
     pub fn chunks(&self) -> usize {
-        self.lock().len()
+        self.lock().mapped.len()
     }
 
     /// Bytes of the heap.
@@ -168,12 +179,12 @@ impl Drop for Heap {
         let chunks = std::mem::take(&mut *self.lock());
         let Some(door) = self.client.door_to_close() else { return };
         // Unmap, then close: the driver looks at mappings when a BO goes.
-        for n in 0..chunks.len() {
+        for n in 0..chunks.mapped.len() {
             // SAFETY: one whole chunk; every BO and context that used it is gone, since each holds the device.
             unsafe { door.unmap(self.reservation.chunk(n), CHUNK) };
         }
-        self.reservation.release(chunks.len());
-        for handle in chunks {
+        self.reservation.release(chunks.mapped.len());
+        for handle in chunks.mapped.into_iter().chain(chunks.unmapped) {
             let _ = ioctl::gem_close(door, handle);
         }
     }

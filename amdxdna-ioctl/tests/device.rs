@@ -134,6 +134,27 @@ fn the_heap_grows_by_chunks_right_behind_each_other() {
     assert_eq!(fake.open_handles(), 0);
 }
 
+/// The driver numbers the next chunk's addresses from a chunk that could not be mapped: another one in its place would
+/// lie 64 MiB further than we see it.
+#[test]
+fn a_heap_chunk_that_could_not_be_mapped_is_tried_again() {
+    let fake = Fake::new();
+    let device = open(&fake).unwrap();
+    let first = Bo::new(&device, BoKind::Dev, 60 * MIB).unwrap();
+    fake.log();
+    fake.fail(request::GET_BO_INFO, Errno::NOMEM, 1);
+    Bo::new(&device, BoKind::Dev, 60 * MIB).unwrap_err();
+    let bo = Bo::new(&device, BoKind::Dev, 60 * MIB).unwrap();
+    assert_eq!(bo.as_ptr().addr().get() - device.heap().base(), (bo.address() - 0x0400_0000) as usize);
+    assert_eq!(
+        fake.log().iter().filter(|l| l.contains("type 2")).count(),
+        1,
+        "one new chunk, mapped at the second try"
+    );
+    drop((bo, first, device));
+    assert_eq!(fake.open_handles(), 0);
+}
+
 #[test]
 fn contexts_need_heap_too() {
     let fake = Fake::new();
