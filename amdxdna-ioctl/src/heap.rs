@@ -128,7 +128,14 @@ impl Heap {
     /// Does something that takes device heap, with one chunk more each time the driver says that it needs one.
     pub(crate) fn with_room<T>(&self, bytes: u64, mut attempt: impl FnMut() -> Result<T, IoctlError>) -> Result<T> {
         loop {
-            let seen = self.lock().mapped.len();
+            let seen = {
+                let mut chunks = self.lock();
+                // With an IOMMU domain the driver gives room in a chunk that nobody has mapped.
+                if chunks.unmapped.is_some() {
+                    self.grow(&mut chunks, bytes)?;
+                }
+                chunks.mapped.len()
+            };
             match attempt() {
                 Err(error) if error.errno == Errno::AGAIN => {
                     let mut chunks = self.lock();
