@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+mod demo;
 mod driver;
 mod hygiene;
 mod notes;
@@ -38,15 +39,17 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 9] = [
+const STAGES: [(&str, Stage); 11] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
     ("clippy", clippy),
     ("docs", docs),
     ("tests", tests),
+    ("oracle", oracle),
     ("peer", peer::run),
     ("readme", readme::run),
+    ("demo", demo::run),
     ("driver", driver::run),
 ];
 
@@ -123,10 +126,24 @@ fn plain(mut command: Command, hint: &str) -> Outcome {
     }
 }
 
+/// Tests against reference runs that are too large for the repository. They are ignored elsewhere.
+fn oracle(root: &Path) -> Outcome {
+    if std::env::var_os("QWEN35_ORACLE").is_none() {
+        return Outcome::Skip("QWEN35_ORACLE names no folder of reference runs".into());
+    }
+    let packages = ["test", "--locked", "--no-fail-fast", "-p", "host-ops", "-p", "runtime", "-p", "driver-tests"];
+    let targets = ["--test", "oracle", "--test", "bundles", "--", "--ignored"];
+    counted(cargo(root, &[&packages[..], &targets[..]].concat()))
+}
+
 /// All tests, in the dev profile, whose arithmetic crates are optimised: the same build as this tool's own, so that
 /// only the README's release build comes on top.
 fn tests(root: &Path) -> Outcome {
-    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]);
+    counted(cargo(root, &["test", "--workspace", "--locked", "--no-fail-fast"]))
+}
+
+/// A run of `cargo test`, each test of which counts.
+fn counted(mut command: Command) -> Outcome {
     command.stdout(Stdio::piped());
     let mut child = match command.spawn() {
         Ok(child) => child,
