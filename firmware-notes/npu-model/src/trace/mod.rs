@@ -291,3 +291,74 @@ impl Opener for TracedOpener<'_> {
 fn hex(value: u64) -> Value {
     json!(format!("{value:#x}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Fields, Record, RecordError, Trace, json};
+    use amdxdna_ioctl::Errno;
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    /// Lines that can be looked at, and a disk that is full after some bytes.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>, Option<usize>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut written = self.0.lock().unwrap();
+            if self.1.is_some_and(|room| written.len() + bytes.len() > room) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            written.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn two_calls(trace: &Trace) {
+        let mut input = Fields::new();
+        input.insert("point".into(), json!(u64::MAX));
+        let (first, second) = (trace.begin(), trace.begin());
+        trace.end(second, 2, "GEM_CLOSE", Err(Errno::INVAL), Fields::new(), Fields::new());
+        trace.end(first, 1, "SYNCOBJ_TIMELINE_WAIT", Ok(()), input, Fields::new());
+    }
+
+    #[test]
+    fn lines_are_read_as_they_were_written_in_the_order_of_calls() {
+        let lines = Lines::default();
+        let trace = Trace::to_lines(lines.clone());
+        two_calls(&trace);
+        trace.finish().unwrap();
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(text.starts_with(r#"{"n":1,"file":2,"call":"GEM_CLOSE","#), "in the order of return: {text}");
+        let read = Record::parse_all(&text).unwrap();
+        assert_eq!((read[0].call.as_str(), &read[0].input["point"]), ("SYNCOBJ_TIMELINE_WAIT", &json!(u64::MAX)));
+        assert_eq!((read[1].number, read[1].errno.as_deref()), (1, Some("EINVAL")));
+        let again: String = read.iter().map(|record| record.to_line() + "\n").collect();
+        assert_eq!(Record::parse_all(&again).unwrap(), read);
+    }
+
+    #[test]
+    fn a_line_that_is_no_record_is_named() {
+        let good = r#"{"n":0,"file":1,"call":"open","at_us":1,"took_us":2,"errno":null,"in":{},"out":{}}"#;
+        assert_eq!(Record::parse_all(&format!("{good}\n\n{good}\n")).unwrap().len(), 2);
+        let bad = format!("{good}\n{}", good.replace("\"took_us\":2", "\"took_us\":-2"));
+        let Err(RecordError::Field { line: 2, field: "took_us" }) = Record::parse_all(&bad) else { panic!("{bad}") };
+        for end in 1..good.len() {
+            assert!(Record::parse_all(&good[..end]).is_err(), "cut at {end}");
+        }
+        for missing in ["n", "file", "call", "at_us", "took_us", "in", "out"] {
+            assert!(Record::parse_all(&good.replace(&format!("\"{missing}\":"), "\"x\":")).is_err(), "{missing}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told_at_the_end() {
+        let trace = Trace::to_lines(Lines(Arc::default(), Some(150)));
+        two_calls(&trace);
+        assert_eq!(trace.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+}
