@@ -4,7 +4,7 @@ use crate::arguments::{DeviceChoice, RunOptions};
 use crate::error::{CliError, one_line};
 use crate::npu;
 use crate::output::{ProgressLine, note};
-use amdxdna_ioctl::KernelOpener;
+use amdxdna_ioctl::Device;
 use driver_tests::contracts;
 use npu_model::{Config, Model};
 use runtime::bundle::Bundle;
@@ -36,15 +36,15 @@ pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded
     let bundle = open(path)?;
     match &run.device {
         DeviceChoice::Model => on_model(path, bundle, run, vision),
-        DeviceChoice::Node(node) => npu::fits(&bundle).and_then(|()| on_node(bundle, node, run, vision)),
-        DeviceChoice::Npu => npu::fits(&bundle).and_then(|()| on_node(bundle, &npu::usable()?, run, vision)),
-        DeviceChoice::Virtual => on_node(bundle, &npu::usable()?, run, vision),
+        DeviceChoice::Node(node) => npu::fits(&bundle).and_then(|()| on_npu(bundle, npu::open(node)?, run, vision)),
+        DeviceChoice::Npu => npu::fits(&bundle).and_then(|()| on_npu(bundle, npu::first()?, run, vision)),
+        DeviceChoice::Virtual => on_npu(bundle, npu::first()?, run, vision),
         DeviceChoice::Auto if npu::is_for_software(&bundle)? => {
             note(&format_args!("running on {SOFTWARE}: this bundle's kernels are made for it alone"));
             on_model(path, bundle, run, vision)
         }
-        DeviceChoice::Auto => match npu::usable().and_then(|node| on_node(bundle, &node, run, vision)) {
-            Err(reason @ (CliError::Device(_) | CliError::Chat(ChatError::Npu(_)))) => {
+        DeviceChoice::Auto => match npu::first().and_then(|device| on_npu(bundle, device, run, vision)) {
+            Err(reason) if reason.is_device() => {
                 note(&format_args!("running on {SOFTWARE}, which is slow: {}", one_line(&reason)));
                 on_model(path, open(path)?, run, vision)
             }
@@ -57,12 +57,11 @@ pub(crate) fn open(path: &Path) -> Result<Bundle, CliError> {
     Bundle::open(path).map_err(|source| CliError::Bundle { path: path.to_owned(), source })
 }
 
-fn on_node(bundle: Bundle, node: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
-    npu::opens(node)?;
+fn on_npu(bundle: Bundle, device: Arc<Device>, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
     let start = Instant::now();
-    let npu = Npu::open(&KernelOpener, node).map_err(ChatError::from)?;
-    let chat = chat(bundle, npu, run, vision, LoadOptions::default().deadline)?;
-    Ok(Loaded { chat, device: node.display().to_string(), seconds: start.elapsed().as_secs_f64(), model: None })
+    let node = device.node().display().to_string();
+    let chat = chat(bundle, Npu::from_device(device), run, vision, LoadOptions::default().deadline)?;
+    Ok(Loaded { chat, device: node, seconds: start.elapsed().as_secs_f64(), model: None })
 }
 
 fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {

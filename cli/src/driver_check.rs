@@ -66,20 +66,20 @@ pub(crate) fn run(options: &Options) -> Result<(), CliError> {
 const SOFTWARE: &str = "the software NPU";
 
 fn device(choice: &DeviceChoice, selection: &mut Selection) -> Result<(Arc<dyn Opener>, PathBuf), CliError> {
-    let node = match choice {
-        DeviceChoice::Node(node) => node.clone(),
-        DeviceChoice::Npu | DeviceChoice::Virtual => npu::usable()?,
+    // Each case opens the node for itself; this one is only to know that it can be.
+    let device = match choice {
+        DeviceChoice::Node(node) => npu::open(node)?,
+        DeviceChoice::Npu | DeviceChoice::Virtual => npu::first()?,
         DeviceChoice::Model => return Ok(software(selection)),
-        DeviceChoice::Auto => match npu::usable() {
-            Ok(node) => node,
+        DeviceChoice::Auto => match npu::first() {
+            Ok(device) => device,
             Err(reason) => {
                 note(&format_args!("checking {SOFTWARE}: {}", one_line(&reason)));
                 return Ok(software(selection));
             }
         },
     };
-    npu::opens(&node)?;
-    Ok((Arc::new(KernelOpener), node))
+    Ok((Arc::new(KernelOpener), device.node().to_owned()))
 }
 
 fn software(selection: &mut Selection) -> (Arc<dyn Opener>, PathBuf) {

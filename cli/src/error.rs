@@ -86,6 +86,15 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
+    /// Whether the device is to blame: another one may do better.
+    pub(crate) fn is_device(&self) -> bool {
+        match self {
+            Self::Device(_) => true,
+            Self::Chat(error) => error.is_device(),
+            _ => false,
+        }
+    }
+
     /// 0 fine, 1 failed, 2 wrong use, 130 interrupted.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {

@@ -6,16 +6,17 @@ use amdxdna_ioctl::discover::{self, Problem};
 use amdxdna_ioctl::{Device, KernelOpener};
 use runtime::bundle::Bundle;
 use runtime::reference::is_reference;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
-/// The first NPU that lets itself be opened; else why there is none, and the remedy.
-pub(crate) fn usable() -> Result<PathBuf, CliError> {
-    discover::open(&KernelOpener).map(|(node, _)| node.path).map_err(problem)
+/// Opens the first NPU that lets itself be opened; else why there is none, and the remedy.
+pub(crate) fn first() -> Result<Arc<Device>, CliError> {
+    discover::open(&KernelOpener).map(|(_, device)| device).map_err(problem)
 }
 
-/// Whether the node can be opened; else why not, and the remedy.
-pub(crate) fn opens(node: &Path) -> Result<(), CliError> {
-    discover::open_node(&KernelOpener, node).map(|_| ()).map_err(problem)
+/// Opens the node; else why not, and the remedy.
+pub(crate) fn open(node: &Path) -> Result<Arc<Device>, CliError> {
+    discover::open_node(&KernelOpener, node).map_err(problem)
 }
 
 fn problem(problem: Problem) -> CliError {

@@ -1,12 +1,12 @@
 //! Picture files.
 
 use crate::error::CliError;
+use runtime::files;
 use runtime::image::{Rgb, decode};
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// No camera writes larger files; a device such as `/dev/zero` would never end.
+/// No camera writes larger files.
 const MAX_BYTES: u64 = 256 << 20;
 
 pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<Rgb>, CliError> {
@@ -15,10 +15,10 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<Rgb>, CliError> {
 
 fn read(path: &Path) -> Result<Rgb, CliError> {
     let failed = |what: String| CliError::Picture { path: path.to_owned(), what };
-    let file = File::open(path).map_err(|error| failed(format!("cannot open it: {error}")))?;
-    if file.metadata().is_ok_and(|about| about.is_dir()) {
+    if path.is_dir() {
         return Err(failed("it is a directory; name a JPEG or PNG file".into()));
     }
+    let file = files::open(path).map_err(|error| failed(format!("cannot open it: {error}")))?;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| failed(format!("cannot read it: {error}")))?;
     if bytes.len() as u64 > MAX_BYTES {

@@ -104,6 +104,7 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
                     fresh = text.ends_with('\n');
                     failed = answer(text).err();
                 }
+                Event::Silent(_) => {}
             }
             if interrupt.asked() || failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })

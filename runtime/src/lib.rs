@@ -8,6 +8,7 @@ pub mod bundle;
 pub mod chat;
 pub mod check;
 pub mod export;
+pub mod files;
 pub mod image;
 pub mod model;
 pub mod npu;

@@ -12,10 +12,11 @@ mod xclbin;
 
 use crate::error::CliError;
 use crate::output::answer;
+use runtime::files;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -70,7 +71,7 @@ pub(crate) fn run(path: &Path, as_json: bool, ops: bool) -> Result<(), CliError>
     let report = if fs::metadata(path).map_err(io)?.is_dir() {
         bundle::explain(path, ops).map_err(|source| CliError::Bundle { path: path.to_owned(), source })?
     } else {
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = files::open(path).map_err(io)?;
         let mut bytes = Vec::new();
         file.by_ref().take(4096).read_to_end(&mut bytes).map_err(io)?;
         // A trace may be long; anything else has to fit the device heap.

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
 use super::error::BundleError;
+use crate::files;
 
 /// No text file of a bundle is longer; a tokenizer of a quarter million tokens is 20 MB.
 const LONGEST: u64 = 256 << 20;
@@ -82,13 +83,9 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Bundle
 
 /// Opens a regular file and refuses a Git LFS pointer; gives its size too.
 pub(super) fn open(path: &Path) -> Result<(File, u64), BundleError> {
-    let mut file = File::open(path).map_err(failed("open", path))?;
-    let meta = file.metadata().map_err(failed("open", path))?;
-    if !meta.is_file() {
-        let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
-        return Err(failed("open", path)(source));
-    }
-    if meta.len() < 1024 {
+    let mut file = files::open(path).map_err(failed("open", path))?;
+    let length = file.metadata().map_err(failed("open", path))?.len();
+    if length < 1024 {
         let mut head = Vec::new();
         file.by_ref().take(LFS.len() as u64).read_to_end(&mut head).map_err(failed("read", path))?;
         if head == LFS {
@@ -96,7 +93,7 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), BundleError> {
         }
         io::Seek::rewind(&mut file).map_err(failed("read", path))?;
     }
-    Ok((file, meta.len()))
+    Ok((file, length))
 }
 
 /// The bytes of a file of bounded size.

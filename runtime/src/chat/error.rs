@@ -14,9 +14,9 @@ pub enum ChatError {
     /// The device refused or failed.
     #[error(transparent)]
     Npu(#[from] NpuError),
-    /// The model refused its input or failed.
+    /// The model refused its input or failed, for another reason than those above.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Model(ModelError),
     /// The tokenizer is not one of Qwen3.5's sort.
     #[error("tokenizer.json: {0}")]
     Tokenizer(String),
@@ -37,4 +37,40 @@ pub enum ChatError {
         /// Pictures of the turn.
         images: usize,
     },
+}
+
+impl ChatError {
+    /// Whether the device is to blame: another one may do better.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        matches!(self, Self::Npu(_) | Self::Model(ModelError::Npu(_)))
+    }
+}
+
+/// What the model passes on from the device and the bundle is theirs, wherever in loading it came up.
+impl From<ModelError> for ChatError {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Bundle(error) => Self::Bundle(error),
+            ModelError::Npu(error) => Self::Npu(error),
+            other => Self::Model(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_to_blame_wherever_it_failed() {
+        assert!(ChatError::from(NpuError::Lost).is_device());
+        assert!(ChatError::from(ModelError::from(NpuError::Lost)).is_device());
+        assert!(ChatError::Model(NpuError::Lost.into()).is_device());
+        assert!(!ChatError::from(ModelError::NoNumbers).is_device());
+        let bundle = || BundleError::NotABundle { path: "x".into(), what: "it is none".into() };
+        assert!(!ChatError::from(bundle()).is_device());
+        let passed_on = ChatError::from(ModelError::from(bundle()));
+        assert!(matches!(passed_on, ChatError::Bundle(_)) && !passed_on.is_device());
+    }
 }

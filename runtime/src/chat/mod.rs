@@ -83,8 +83,8 @@ impl Chat {
         Ok(Chat { model, tokenizer, stop })
     }
 
-    /// Answers one turn from an empty state. Every piece of finished text goes to `event` as soon as it is certain;
-    /// breaking from `event` ends the turn after the work at hand, with [`Stop::Cancelled`].
+    /// Answers one turn from an empty state. Every piece of finished text goes to `event` as soon as it is certain, and
+    /// so does every token without one; breaking from `event` ends the turn after the work at hand, with [`Stop::Cancelled`].
     ///
     /// # Errors
     /// A prompt longer than the context, images that the bundle cannot take, and failures of the device. Another turn
@@ -156,7 +156,7 @@ impl Chat {
             let at = text.len();
             stream.push(tokenizer.bytes(token), text);
             match &text[at..] {
-                "" => ControlFlow::Continue(()),
+                "" => event(Event::Silent(token)),
                 fresh => event(Event::Text(fresh)),
             }
         })?;

@@ -40,6 +40,8 @@ pub enum Event<'a> {
     },
     /// More text of the answer; whole characters, never taken back.
     Text(&'a str),
+    /// A token of the answer that gives no text, or none yet.
+    Silent(u32),
 }
 
 /// Why an answer ended.

@@ -17,7 +17,6 @@ mod text;
 mod vision;
 mod writer;
 
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +25,7 @@ use serde_json::Value;
 
 use crate::bundle::{Bundle, Manifest, WeightFormat};
 use crate::chat::Tokenizer;
+use crate::files;
 use crate::reference::{self, Epilogue, Format, GemmSpec, GemvSpec, Kind, Order};
 
 /// What to do with the vision tower.
@@ -136,7 +136,7 @@ pub fn export(
         None => plan::manifest(&config, options)?,
     };
     let tokenizer = options.checkpoint.join("tokenizer.json");
-    let tokenizer = fs::read(&tokenizer).map_err(|error| staging::failed("read", &tokenizer, &error))?;
+    let tokenizer = files::read(&tokenizer).map_err(|error| staging::failed("read", &tokenizer, &error))?;
     Tokenizer::from_json(&tokenizer).map_err(|error| ExportError(error.to_string()))?;
     let references =
         options.refs.as_deref().map(|dir| refs::References::read(dir, config.vision.is_some())).transpose()?;
@@ -198,7 +198,7 @@ pub fn manifest_for(
 /// Takes a file of the checkpoint along unchanged.
 fn copy(staging: &staging::Staging, checkpoint: &Path, name: &str) -> Result<(), ExportError> {
     let path = checkpoint.join(name);
-    let bytes = fs::read(&path).map_err(|error| staging::failed("read", &path, &error))?;
+    let bytes = files::read(&path).map_err(|error| staging::failed("read", &path, &error))?;
     staging.write(name, &bytes)
 }
 
@@ -257,6 +257,6 @@ pub fn write_kernels(manifest: &Manifest, write: &mut WriteFile<'_>) -> Result<(
 
 /// Reads a JSON file.
 fn json(path: &Path) -> Result<Value, ExportError> {
-    let bytes = fs::read(path).map_err(|error| staging::failed("read", path, &error))?;
+    let bytes = files::read(path).map_err(|error| staging::failed("read", path, &error))?;
     serde_json::from_slice(&bytes).map_err(|error| ExportError(format!("{}: {error}", path.display())))
 }

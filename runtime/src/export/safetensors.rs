@@ -14,6 +14,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::ExportError;
+use crate::files;
 
 /// The format's own limit for a header.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -163,11 +164,8 @@ impl Tensors {
     /// Opens one file.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         let wrong = |what: String| ExportError(format!("{}: {what}", path.display()));
-        let mut file = File::open(path).map_err(|error| wrong(format!("cannot open: {error}")))?;
+        let mut file = files::open(path).map_err(|error| wrong(format!("cannot open: {error}")))?;
         let meta = file.metadata().map_err(|error| wrong(format!("cannot look at: {error}")))?;
-        if !meta.is_file() {
-            return Err(wrong("not a regular file".to_owned()));
-        }
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(|_| wrong("shorter than a safetensors header".to_owned()))?;
         if length.starts_with(b"version ") {

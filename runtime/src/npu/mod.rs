@@ -8,7 +8,7 @@ mod error;
 mod kernels;
 mod queue;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +47,6 @@ impl Counters {
 /// An opened NPU with its heap mapped; nothing loaded.
 #[derive(Clone, Debug)]
 pub struct Npu {
-    node: PathBuf,
     device: Arc<Device>,
 }
 
@@ -57,13 +56,19 @@ impl Npu {
     /// # Errors
     /// What the driver refused, with the errno and what to do about it.
     pub fn open(opener: &dyn Opener, node: &Path) -> Result<Npu, NpuError> {
-        Ok(Npu { node: node.to_owned(), device: Device::open(opener, node)? })
+        Ok(Npu::from_device(Device::open(opener, node)?))
+    }
+
+    /// Takes a device that is open already, such as [`discover::open`](amdxdna_ioctl::discover::open) gives.
+    #[must_use]
+    pub fn from_device(device: Arc<Device>) -> Npu {
+        Npu { device }
     }
 
     /// The node that was opened.
     #[must_use]
     pub fn node(&self) -> &Path {
-        &self.node
+        self.device.node()
     }
 
     /// The driver's device.
