@@ -11,6 +11,14 @@ use std::process::Command;
 
 const NAME: &str = "amdxdna_accel.h";
 
+/// What came of a comparison.
+pub(crate) enum Compared {
+    Same,
+    Different,
+    /// There is nothing to compare with, for this reason.
+    Nothing(String),
+}
+
 /// Runs the comparison; `Ok(true)` where it holds, and where it cannot be made (which is said).
 pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     let asked = match arguments {
@@ -18,25 +26,33 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
         [flag, path] if flag == "--header" => Some(PathBuf::from(path)),
         _ => return Err("usage: cargo xtask abi [--header PATH]".to_owned()),
     };
-    let skip = |why: String| {
-        crate::print(&format!("abi: SKIP, {why}\n"));
-        Ok(true)
-    };
-    let header = match &asked {
+    Ok(match compared(asked.as_deref())? {
+        Compared::Same => true,
+        Compared::Different => false,
+        Compared::Nothing(why) => {
+            crate::print(&format!("abi: SKIP, {why}\n"));
+            true
+        }
+    })
+}
+
+/// Compares with the header given, or with the first that is found.
+pub(crate) fn compared(asked: Option<&Path>) -> Result<Compared, String> {
+    let header = match asked {
         Some(path) if !path.is_file() => return Err(format!("--header {}: no such file", path.display())),
-        Some(path) => path.clone(),
+        Some(path) => path.to_owned(),
         None => match candidates().into_iter().find(|path| path.is_file()) {
             Some(path) => path,
             None => {
-                return skip(format!(
+                return Ok(Compared::Nothing(format!(
                     "no {NAME} here: install linux-libc-dev of Linux 6.19 or later, or give --header PATH (in a kernel \
                      tree: include/uapi/drm/{NAME})"
-                ));
+                )));
             }
         },
     };
     let Some(compiler) = compiler() else {
-        return skip("no C compiler (cc, gcc or clang, or $CC)".to_owned());
+        return Ok(Compared::Nothing("no C compiler (cc, gcc or clang, or $CC)".to_owned()));
     };
     let scratch = Scratch::new()?;
     let probe = Probe { header: &header, compiler: &compiler, scratch: &scratch.0 };
@@ -46,7 +62,7 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     };
     let (text, fine) = compare(&header, &items, &unknown);
     crate::print(&text);
-    Ok(fine)
+    Ok(if fine { Compared::Same } else { Compared::Different })
 }
 
 /// Where the header may lie.

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 mod demo;
 mod driver;
@@ -15,6 +15,9 @@ mod hygiene;
 mod notes;
 mod peer;
 mod readme;
+
+use crate::abi::Compared;
+use crate::timed::timed;
 
 /// How a stage ended.
 enum Outcome {
@@ -39,12 +42,13 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 11] = [
+const STAGES: [(&str, Stage); 12] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
     ("clippy", clippy),
     ("docs", docs),
+    ("abi", abi),
     ("tests", tests),
     ("oracle", oracle),
     ("peer", peer::run),
@@ -126,6 +130,18 @@ fn plain(mut command: Command, hint: &str) -> Outcome {
     }
 }
 
+/// The ABI tables against the kernel's header.
+fn abi(_: &Path) -> Outcome {
+    match crate::abi::compared(None) {
+        Ok(Compared::Same) => Outcome::Pass(Tally::ONE_PASSED),
+        Ok(Compared::Different) => {
+            Outcome::Fail(Tally::ONE_FAILED, "the header and the tables differ: see above".into())
+        }
+        Ok(Compared::Nothing(why)) => Outcome::Skip(why),
+        Err(why) => Outcome::Fail(Tally::ONE_FAILED, why),
+    }
+}
+
 /// Tests against reference runs that are too large for the repository. They are ignored elsewhere.
 fn oracle(root: &Path) -> Outcome {
     if std::env::var_os("QWEN35_ORACLE").is_none() {
@@ -186,36 +202,6 @@ fn add(tally: &mut Tally, counts: &str) {
             _ => {}
         }
     }
-}
-
-/// Runs a command with a deadline; its stdout where it ended well, else what went wrong.
-fn timed(command: &mut Command, limit: Duration) -> Result<String, String> {
-    let shown = format!("{command:?}");
-    let mut child =
-        command.stdout(Stdio::piped()).spawn().map_err(|error| format!("{shown} did not start: {error}"))?;
-    let mut stdout = child.stdout.take();
-    let reader = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        if let Some(stdout) = stdout.as_mut() {
-            let _ = std::io::Read::read_to_end(stdout, &mut text);
-        }
-        text
-    });
-    let start = Instant::now();
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if start.elapsed() > limit => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("{shown} was still running after {} s", limit.as_secs()));
-            }
-            Ok(None) => std::thread::sleep(Duration::from_millis(50)),
-            Err(error) => return Err(format!("{shown} was lost: {error}")),
-        }
-    };
-    let text = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
-    if status.success() { Ok(text) } else { Err(format!("{shown}: {status}\n{text}")) }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod abi;
 mod check;
 mod supervise;
 mod synth;
+mod timed;
 mod vm;
 
 use std::ffi::OsString;
@@ -13,7 +14,7 @@ const HELP: &str = "\
 cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
-                     fmt hygiene notes clippy docs tests oracle peer readme demo driver
+                     fmt hygiene notes clippy docs abi tests oracle peer readme demo driver
   abi [--header H]   the crate's ABI tables against the kernel's header, where a C compiler finds it
   supervise -- PROGRAM [ARGUMENT]...
                      a program that uses the driver, on the software NPU; `supervise --help` for more

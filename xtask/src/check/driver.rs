@@ -17,6 +17,11 @@ pub(super) fn run(root: &Path) -> Outcome {
     if let Err(why) = vm::available() {
         return Outcome::Skip(why);
     }
+    match vm::fetched(root) {
+        Ok(Ok(())) => {}
+        Ok(Err(why)) => return Outcome::Skip(why),
+        Err(why) => return Outcome::Fail(Tally::ONE_FAILED, why),
+    }
     let demo = root.join("cli/demo");
     let binary = match vm::static_binary_of(root) {
         Ok(binary) => binary,

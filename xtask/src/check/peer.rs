@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use driver_tests::sequence::{NEW_TOKENS, PROMPT, compare, facts, own_trace};
 use driver_tests::tiny;
@@ -22,6 +23,10 @@ use super::{Outcome, Tally, cargo};
 const CRATE: &str = "taconite-qwen35";
 const VERSION: &str = "0.1.1";
 const BINARY: &str = "qwen35";
+/// For download and release build.
+const INSTALL: Duration = Duration::from_secs(20 * 60);
+/// For one supervised run on a tiny model.
+const RUN: Duration = Duration::from_secs(10 * 60);
 const NODE: &str = "/dev/accel/accel0";
 
 pub(super) fn run(root: &Path) -> Outcome {
@@ -66,8 +71,8 @@ fn installed(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     let version = ["install", CRATE, "--version", VERSION, "--locked", "--quiet", "--root"];
     let mut command = cargo(root, &version);
     command.arg(folder).args(["--no-default-features", "--features", "direct,cli"]);
-    command.env("CARGO_TARGET_DIR", folder.join("build")).stderr(Stdio::piped());
-    let output = command.output().map_err(|error| format!("cargo did not start: {error}"))?;
+    command.env("CARGO_TARGET_DIR", folder.join("build"));
+    let output = crate::timed::output(&mut command, INSTALL).map_err(|why| format!("{CRATE} {VERSION}: {why}"))?;
     if output.status.success() {
         return Ok(binary);
     }
@@ -83,7 +88,7 @@ fn supervised(supervisor: &Supervisor, peer: &Path, arguments: &[OsString]) -> R
     let errors = file.try_clone().map_err(|error| error.to_string())?;
     let mut command = Command::new(peer);
     command.args(arguments).stdin(Stdio::null()).stdout(file).stderr(errors);
-    let status = supervisor.run(&mut command);
+    let status = supervisor.run_within(&mut command, RUN);
     let said = std::fs::read_to_string(&log).unwrap_or_default();
     let _ = std::fs::remove_file(&log);
     let status = status.map_err(|error| error.to_string())?;

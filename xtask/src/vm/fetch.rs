@@ -6,11 +6,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::VmError;
 
 /// Debian's suite that carries QEMU >= 10.1 and Linux 7.3.
 const SUITE: &str = "trixie";
+/// For one run of apt-get: 100 MB over a slow line.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// What runs the virtual machine. `vfio-user-pci` needs QEMU 10.1.
 const QEMU_PACKAGE: &str = "qemu-system-x86";
 /// The kernel whose driver is tested.
@@ -172,26 +175,29 @@ impl Apt {
         let mut c = Command::new("apt-get");
         c.arg("-o").arg(format!("Dir={}", self.dir.display()));
         c.arg("-o").arg(format!("Dir::State::status={}", self.dir.join("var/lib/dpkg/status").display()));
-        for option in
-            ["APT::Architecture=amd64", "APT::Install-Recommends=0", "Debug::NoLocking=1", "APT::Sandbox::User="]
-        {
+        for option in [
+            "APT::Architecture=amd64",
+            "APT::Install-Recommends=0",
+            "Debug::NoLocking=1",
+            "APT::Sandbox::User=",
+            "Acquire::http::Timeout=30",
+            "Acquire::https::Timeout=30",
+            "APT::Update::Error-Mode=any",
+        ] {
             c.arg("-o").arg(option);
         }
         c.arg("-q").arg("-t").arg(format!("{SUITE}-backports")).args(words);
         if let Some(d) = cwd {
             c.current_dir(d);
         }
-        let out = c
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|e| VmError::Tool { tool: "apt-get", what: e.to_string() })?;
+        let failed = |what: String| VmError::Fetch { what: words.join(" "), said: what };
+        let out = crate::timed::output(c.env("DEBIAN_FRONTEND", "noninteractive"), LIMIT).map_err(failed)?;
         if out.status.success() {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&out.stderr);
         let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no message").to_owned();
-        Err(VmError::Tool { tool: "apt-get", what: format!("{}: {last}", words.join(" ")) })
+        Err(failed(last))
     }
 
     fn archives(&self) -> PathBuf {

@@ -30,6 +30,14 @@ pub(crate) enum VmError {
         "no Debian mirror in the host's apt sources; name one with --mirror URL, or bring your own with --qemu FILE --kernel FILE --modules DIR"
     )]
     NoMirror,
+    /// The mirror did not give what was asked for, for lack of a network or of the package.
+    #[error("apt-get {what}: {said}")]
+    Fetch {
+        /// What was asked of apt-get.
+        what: String,
+        /// Its last words.
+        said: String,
+    },
     /// A tool failed.
     #[error("{tool}: {what}")]
     Tool {
@@ -89,6 +97,8 @@ struct Request {
     command: Vec<String>,
 }
 
+/// For a release build from nothing on two cores.
+const BUILD: Duration = Duration::from_secs(20 * 60);
 /// What the binary of the machine is built for.
 const TRIPLE: &str = "x86_64-unknown-linux-musl";
 
@@ -228,6 +238,15 @@ pub(crate) fn available() -> Result<(), String> {
     Ok(())
 }
 
+/// Gets the parts of the machine. `Ok(Err(..))` is the reason why the mirror does not give them.
+pub(crate) fn fetched(root: &Path) -> Result<Result<(), String>, String> {
+    match fetch::parts(&target_directory(root).join("vm"), &fetch::Given::default()) {
+        Ok(_) => Ok(Ok(())),
+        Err(why @ VmError::Fetch { .. }) => Ok(Err(why.to_string())),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
 /// The static binary of this tree, built where it is out of date.
 pub(crate) fn static_binary_of(root: &Path) -> Result<PathBuf, String> {
     static_binary(root, &target_directory(root)).map_err(|e| e.to_string())
@@ -324,11 +343,9 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
 
 /// Builds the static binary.
 fn static_binary(root: &Path, target: &Path) -> Result<PathBuf, VmError> {
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--release", "--package", "qwen35-direct", "--target", TRIPLE])
-        .current_dir(root)
-        .status()
-        .map_err(|e| VmError::Tool { tool: "cargo", what: e.to_string() })?;
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["build", "--quiet", "--release", "--package", "qwen35-direct", "--target", TRIPLE]).current_dir(root);
+    let status = crate::timed::status(&mut command, BUILD).map_err(|what| VmError::Tool { tool: "cargo", what })?;
     if !status.success() {
         return Err(VmError::Tool { tool: "cargo", what: format!("build --target {TRIPLE}: {status}") });
     }

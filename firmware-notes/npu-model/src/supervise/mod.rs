@@ -27,9 +27,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use amdxdna_ioctl::abi::{drm, request};
 use amdxdna_ioctl::{Door, Errno};
@@ -74,6 +75,14 @@ pub enum SuperviseError {
     /// The program's end was missed.
     #[error("waiting for the program: {0}")]
     Wait(io::Error),
+    /// The program took too long, and was killed.
+    #[error("{program} was still running after {} s and was killed", .limit.as_secs())]
+    Deadline {
+        /// As given.
+        program: String,
+        /// What it was given.
+        limit: Duration,
+    },
 }
 
 /// A device for programs that run under it.
@@ -116,6 +125,40 @@ impl Supervisor {
     /// # Errors
     /// [`SuperviseError::Start`], [`SuperviseError::Wait`].
     pub fn run(&self, command: &mut Command) -> Result<ExitStatus, SuperviseError> {
+        self.run_to(command, &mut Child::wait)
+    }
+
+    /// Runs a program to its end, which may be that it takes longer than `limit`.
+    ///
+    /// # Errors
+    /// [`SuperviseError::Start`], [`SuperviseError::Wait`], [`SuperviseError::Deadline`].
+    pub fn run_within(&self, command: &mut Command, limit: Duration) -> Result<ExitStatus, SuperviseError> {
+        let started = Instant::now();
+        let mut late = false;
+        let status = self.run_to(command, &mut |child| {
+            loop {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(status);
+                }
+                if started.elapsed() > limit {
+                    late = true;
+                    child.kill()?;
+                    return child.wait();
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        match status {
+            Ok(_) if late => Err(SuperviseError::Deadline { program: command_name(command), limit }),
+            other => other,
+        }
+    }
+
+    fn run_to(
+        &self,
+        command: &mut Command,
+        wait: &mut dyn FnMut(&mut Child) -> io::Result<ExitStatus>,
+    ) -> Result<ExitStatus, SuperviseError> {
         let program = command_name(command);
         let start = |source| SuperviseError::Start { program: program.clone(), source };
         let (mut child, listener) = match sys::spawn(command, filter::program()) {
@@ -131,7 +174,7 @@ impl Supervisor {
             idle: AtomicUsize::new(0),
         });
         session.add_thread().map_err(start)?;
-        let status = child.wait().map_err(SuperviseError::Wait);
+        let status = wait(&mut child).map_err(SuperviseError::Wait);
         session.files.clear();
         status
     }
