@@ -259,14 +259,15 @@ impl Client {
         if (bo.imported && self.device.config.driver == DriverVersion::L7_3_4) || carveout {
             return Err(Errno::OPNOTSUPP);
         }
-        if a.offset.checked_add(a.size).is_none() {
+        // Of a DEV buffer the driver flushes what of the range lies in the heap, and asks no more.
+        if bo.kind != BoType::Dev && (a.offset >= bo.size || a.offset.checked_add(a.size).is_none()) {
             return Err(Errno::INVAL);
         }
         let len = a.size.min(bo.size.saturating_sub(a.offset));
         match (&bo.memory, bo.dev_address()) {
             (Some(memory), _) => memory.flush(a.offset as usize, len as usize),
             (None, Some(start)) => {
-                for piece in self.space.pieces(start + a.offset, len) {
+                for piece in self.space.pieces(start.saturating_add(a.offset), len) {
                     piece.memory.flush(piece.offset, piece.len);
                 }
             }
