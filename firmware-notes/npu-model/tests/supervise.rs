@@ -14,7 +14,7 @@ use amdxdna_ioctl::packet::IronKernel;
 use amdxdna_ioctl::{Bo, BoKind, Command as NpuCommand, Cu, Deadline, Device, Door, Errno, HwCtx, HwCtxOptions};
 use amdxdna_ioctl::{KernelOpener, Opener};
 use bytemuck::Pod;
-use npu_model::supervise::Supervisor;
+use npu_model::supervise::{SuperviseError, Supervisor};
 use npu_model::trace::{Record, Trace};
 use npu_model::{Config, Counts, Faults};
 
@@ -34,6 +34,14 @@ fn supervised(client: &str, config: Config) -> (Vec<Record>, Counts) {
     let records = trace.records();
     assert!(!records.is_empty(), "{client} did not run");
     (records, supervisor.model().counts())
+}
+
+#[test]
+fn a_program_that_never_ends_is_killed_at_its_deadline() {
+    let supervisor = Supervisor::new(Config::default(), NODE).unwrap();
+    let late = supervisor.run_within(Command::new("sleep").arg("3600"), Duration::from_millis(20));
+    assert!(matches!(late, Err(SuperviseError::Deadline { .. })), "{late:?}");
+    assert!(supervisor.run_within(&mut Command::new("true"), Duration::from_secs(60)).unwrap().success());
 }
 
 /// False where a client is started by hand.
