@@ -1,6 +1,6 @@
 //! The table of driver cases: what a client may expect of a device node, one case a rule.
 //!
-//! Cases open the node through an [`Opener`] and use nothing but its doors, so that they run on the software NPU, on
+//! Cases open the node through an [`Opener`](amdxdna_ioctl::Opener) and use nothing but its doors, so that they run on the software NPU, on
 //! the real driver in a virtual machine, and on hardware. Each opens clients of its own, runs under a deadline, and
 //! leaves nothing behind. They need no test harness, no shell and no file system but `/proc`.
 //!
