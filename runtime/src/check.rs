@@ -14,10 +14,11 @@ use crate::image::Rgb;
 use crate::model::Input;
 use crate::npu::Counters;
 
-/// A flip counts where the reference's first two logits are further apart than this.
+/// A flip counts where the reference's first two logits are at least this far apart.
 pub const REAL_MARGIN: f32 = 0.5;
-/// An image's embedding has to be at least this near to the reference's.
-pub const IMAGE_COSINE: f64 = 0.99;
+/// An image's embedding has to be at least this near to the reference's: the bar that the exporter of the published
+/// bundles holds its own kernels to.
+pub const IMAGE_COSINE: f64 = 0.999;
 /// Patches have to be at least this near.
 pub const PATCH_DIFFERENCE: f32 = 1e-6;
 
@@ -92,13 +93,13 @@ impl CaseReport {
 
     /// Flips where the reference was sure.
     pub fn real_flips(&self) -> impl Iterator<Item = &Flip> {
-        self.flips.iter().filter(|f| f.margin > REAL_MARGIN)
+        self.flips.iter().filter(|f| f.margin >= REAL_MARGIN)
     }
 
     /// Whether everything that has to agree does.
     #[must_use]
     pub fn passed(&self) -> bool {
-        let images = self.images.is_none_or(|i| i.patches_equal && i.cosine > IMAGE_COSINE);
+        let images = self.images.is_none_or(|i| i.patches_equal && i.cosine >= IMAGE_COSINE);
         let positions = self.positions_equal != Some(false);
         self.skipped || (self.prompt_equal && positions && images && self.real_flips().next().is_none())
     }
@@ -307,7 +308,13 @@ impl fmt::Display for Report {
         let (steps, equal) =
             self.cases.iter().fold((0, 0), |(steps, equal), c| (steps + c.steps, equal + c.top1_equal()));
         let real: usize = self.cases.iter().map(|c| c.real_flips().count()).sum();
-        writeln!(f, "top-1 {equal} of {steps}; {real} flips where the reference was sure (margin over {REAL_MARGIN})")?;
+        writeln!(
+            f,
+            "top-1 {equal} of {steps}; {real} flips where the reference was sure (margin {REAL_MARGIN} or more)"
+        )?;
+        if self.cases.iter().any(|c| c.images.is_some()) {
+            writeln!(f, "pictures pass with a cosine of {IMAGE_COSINE} or more")?;
+        }
         if let Some(case) = self.cases.iter().find(|c| c.steps > 1) {
             let (prompt, step) = (case.prompt_counters, case.step_counters);
             writeln!(
@@ -365,10 +372,10 @@ mod tests {
 
     #[test]
     fn a_flip_counts_only_where_the_reference_was_sure() {
-        let near = CaseReport { flips: vec![flip(2, REAL_MARGIN)], ..case() };
+        let near = CaseReport { flips: vec![flip(2, 0.499)], ..case() };
         assert!(near.passed());
         assert_eq!((near.top1_equal(), near.free_prefix()), (3, 2));
-        assert!(!CaseReport { flips: vec![flip(0, 0.51)], ..case() }.passed());
+        assert!(!CaseReport { flips: vec![flip(0, 0.5)], ..case() }.passed());
     }
 
     #[test]
@@ -377,7 +384,9 @@ mod tests {
         assert!(CaseReport { images: Some(image), positions_equal: Some(true), ..case() }.passed());
         assert!(!CaseReport { prompt_equal: false, ..case() }.passed());
         assert!(!CaseReport { positions_equal: Some(false), ..case() }.passed());
-        for bad in [ImageReport { patches_equal: false, ..image }, ImageReport { cosine: 0.98, ..image }] {
+        let shown = Report { cases: vec![CaseReport { images: Some(image), ..case() }], ..Report::default() };
+        assert!(shown.to_string().contains("a cosine of 0.999 or more"), "{shown}");
+        for bad in [ImageReport { patches_equal: false, ..image }, ImageReport { cosine: 0.9989, ..image }] {
             assert!(!CaseReport { images: Some(bad), ..case() }.passed());
         }
     }

@@ -3,6 +3,7 @@
 //! A [`Model`] holds one sequence. Its state only grows: [`Model::prefill`] and [`Model::decode`] append tokens, and
 //! [`Model::reset`] starts over. Nothing here knows text.
 
+mod embedding;
 mod error;
 mod kernels;
 mod layer;

@@ -11,6 +11,7 @@ use std::time::Instant;
 use host_ops::pool::Pool;
 use host_ops::{act, norm, pack, rope};
 
+use super::embedding::Embedding;
 use super::error::ModelError;
 use super::kernels::{Gemm, Gemv, Linear, Table, Uploader};
 use super::layer::{Layer, MixerScratch};
@@ -28,7 +29,7 @@ pub(super) struct Run<'a> {
 }
 
 /// Writes the rows that go into the first layer.
-pub(super) type Fill<'a> = dyn FnMut(&Text, &mut [f32]) -> Result<(), ModelError> + 'a;
+pub(super) type Fill<'a> = dyn FnMut(&mut Text, &mut [f32]) -> Result<(), ModelError> + 'a;
 
 /// Kernels and buffers of the input projection of one kind of layer.
 #[derive(Debug)]
@@ -84,7 +85,7 @@ pub(super) struct Text {
     layers: Vec<Layer>,
     ln_f: Vec<f32>,
     head: Vec<Linear>,
-    embedding: pack::Rows,
+    embedding: Embedding,
     rope: rope::Text,
     shared: Shared,
     rows: Rows,
@@ -102,8 +103,7 @@ impl Text {
             WeightFormat::F32 => pack::Format::F32,
             WeightFormat::Bfp6s => return Err(ModelError::Shape("gemv_format bfp6s is not supported yet".into())),
         };
-        let embedding = pack::Rows::new(format, params.head_rows, params.hidden)
-            .map_err(|e| ModelError::Shape(format!("head_rows and D: {e}")))?;
+        let embedding = Embedding::new(format, &params)?;
         let layers = (0..params.layers.len()).map(|i| Layer::load(&params, i, up)).collect::<Result<Vec<_>, _>>()?;
         let head = (0..params.head_parts).map(|j| up.linear(&format!("head{j}"))).collect::<Result<Vec<_>, _>>()?;
         let shared = Shared::new(&params, table, up)?;
@@ -140,8 +140,8 @@ impl Text {
     }
 
     /// The embedding of a token into `out`, `[D]`.
-    pub(super) fn embed(&self, bundle: &Bundle, id: u32, out: &mut [f32]) -> Result<(), ModelError> {
-        embed(&self.params, &self.embedding, bundle, id, out)
+    pub(super) fn embed(&mut self, bundle: &Bundle, id: u32, out: &mut [f32]) -> Result<(), ModelError> {
+        self.embedding.row(&self.params, bundle, id, out)
     }
 
     /// Runs the rows that `fill` writes, at most [`Text::max_rows`]; their state stays.
@@ -184,7 +184,7 @@ impl Text {
         let started = Instant::now();
         let rows = &mut self.rows;
         rows.hidden.resize(d, 0.0);
-        embed(&self.params, &self.embedding, bundle, id, &mut rows.hidden)?;
+        self.embedding.row(&self.params, bundle, id, &mut rows.hidden)?;
         run.probe.tap(Tap::Embedding, d, &rows.hidden);
         self.rope.fill(&[[position; 3]], &mut rows.rope);
         run.profile.add(Part::Norm, started);
@@ -220,24 +220,6 @@ impl Text {
         run.profile.add(Part::Transfer, t);
         Ok(&self.logits[..params.vocab])
     }
-}
-
-fn embed(
-    params: &TextParams,
-    layout: &pack::Rows,
-    bundle: &Bundle,
-    id: u32,
-    out: &mut [f32],
-) -> Result<(), ModelError> {
-    let row = id as usize;
-    if row >= params.vocab {
-        return Err(ModelError::NoSuchToken { id, vocab: params.vocab });
-    }
-    let table = if params.untied { "embed" } else { "head" };
-    let name = format!("{table}{}", row / params.head_rows);
-    layout
-        .decode_row(bundle.tensor(&name)?.bytes, row % params.head_rows, out)
-        .map_err(|e| ModelError::Shape(format!("tensor `{name}`: {e}")))
 }
 
 impl Shared {

@@ -43,8 +43,10 @@ pub enum NpuError {
         /// The deadline.
         after: Duration,
     },
-    /// An earlier command did not end in time.
-    #[error("an earlier command never finished, so its buffers cannot be used; load the bundle again")]
+    /// An earlier command did not end in time, or the device went away while it ran.
+    #[error(
+        "an earlier command never finished or the device went away, so the buffers cannot be used; load the bundle again"
+    )]
     Lost,
     /// More buffers than a packet can name.
     #[error("kernel `{kernel}` is given {buffers} buffers, a command takes {limit}")]

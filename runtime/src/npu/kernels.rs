@@ -110,7 +110,7 @@ impl Kernels {
         let mut context = Context::new(key, xclbin, operations);
         match context.create(&self.npu) {
             Ok(()) => {}
-            Err(NpuError::Context { .. }) if self.contexts.iter().any(Context::is_resident) => {}
+            Err(error) if self.is_full(&error) && self.contexts.iter().any(Context::is_resident) => {}
             Err(error) => return Err(error),
         }
         self.contexts.push(context);
@@ -193,9 +193,14 @@ impl Kernels {
     /// Waits until the ticket's command and all before it in its queue have finished.
     ///
     /// # Errors
-    /// A command that ended badly or not in time, by name.
+    /// A command that ended badly or not in time, by name. Nothing is in flight any more then, unless a command was
+    /// lost.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), NpuError> {
-        self.retire(ticket.context, ticket.number)
+        let result = self.retire(ticket.context, ticket.number);
+        if result.is_err() {
+            let _ = self.drain();
+        }
+        result
     }
 
     /// Waits for everything that is in flight.
@@ -206,10 +211,9 @@ impl Kernels {
         let mut first = Ok(());
         for context in 0..self.contexts.len() {
             while let Some(last) = self.contexts[context].last_in_flight() {
-                let result = self.retire(context, last);
-                let lost = self.lost;
-                first = first.and(result);
-                if lost {
+                first = first.and(self.retire(context, last));
+                // What is lost stays in its queue: waiting for it again would never end.
+                if self.lost {
                     return first;
                 }
             }
@@ -233,7 +237,13 @@ impl Kernels {
         self.make_resident(context)?;
         self.clock += 1;
         let bound = &mut self.bound[command.0];
-        let number = self.contexts[context].submit(command.0, bound, self.clock)?;
+        let number = match self.contexts[context].submit(command.0, bound, self.clock) {
+            Ok(number) => number,
+            Err(error) => {
+                self.lost |= is_gone(&error);
+                return Err(error);
+            }
+        };
         self.counters.commands += 1;
         self.counters.ioctls += 1;
         Ok(Ticket { context, number })
@@ -249,6 +259,9 @@ impl Kernels {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
+            if !self.is_full(&error) {
+                return Err(error);
+            }
             let oldest = (0..self.contexts.len()).filter(|&c| self.contexts[c].is_resident());
             let Some(oldest) = oldest.min_by_key(|&c| self.contexts[c].last_use()) else { return Err(error) };
             if let Some(last) = self.contexts[oldest].last_in_flight() {
@@ -256,6 +269,23 @@ impl Kernels {
             }
             self.contexts[oldest].destroy();
             self.counters.context_switches += 1;
+        }
+    }
+
+    /// Whether a context could not be made for want of room, which the end of another would give.
+    fn is_full(&self, error: &NpuError) -> bool {
+        use amdxdna_ioctl::{Errno, Error};
+        match error {
+            NpuError::Context { source: Error::HeapFull { .. }, .. } | NpuError::Driver(Error::HeapFull { .. }) => true,
+            NpuError::Context { source, .. } => match source.errno() {
+                Some(Errno::BUSY | Errno::NOSPC) => true,
+                // Says many things. Where the driver cannot tell how full the device is, the usual one is assumed.
+                Some(Errno::INVAL) => {
+                    self.npu.device().resource_info().map_or(true, |info| info.npu_task_curr >= info.npu_task_max)
+                }
+                _ => false,
+            },
+            _ => false,
         }
     }
 
@@ -272,9 +302,13 @@ impl Kernels {
         }
         let result = queue.retire(number, &mut self.bound, self.deadline, &name);
         self.counters.waiting += started.elapsed();
-        if let Err(NpuError::Timeout { .. }) = result {
-            self.lost = true;
-        }
+        // A command that ended badly has ended. After any other error nobody knows what the NPU still writes to.
+        self.lost |= !matches!(result, Ok(()) | Err(NpuError::Command { .. }));
         result
     }
+}
+
+/// Whether the driver says that there is no device any more.
+fn is_gone(error: &NpuError) -> bool {
+    matches!(error, NpuError::Driver(source) if source.errno() == Some(amdxdna_ioctl::Errno::NODEV))
 }

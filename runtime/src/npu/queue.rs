@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use amdxdna_ioctl::abi::QosInfo;
+use amdxdna_ioctl::packet::CommandOutcome;
 use amdxdna_ioctl::{Bo, BoKind, Cu, Deadline, HwCtx, HwCtxOptions};
 
 use super::Npu;
@@ -33,6 +34,8 @@ pub(super) struct Context {
     in_flight: VecDeque<InFlight>,
     submitted: u64,
     last_use: u64,
+    /// The driver has given up on the hardware context, or has reset it: it makes way for a new one.
+    broken: bool,
 }
 
 impl Context {
@@ -45,6 +48,7 @@ impl Context {
             in_flight: VecDeque::new(),
             submitted: 0,
             last_use: 0,
+            broken: false,
         }
     }
 
@@ -88,11 +92,26 @@ impl Context {
     /// Gives the place on the device away. Nothing may be in flight.
     pub(super) fn destroy(&mut self) {
         self.hwctx = None;
+        self.broken = false;
+    }
+
+    /// Gives up a hardware context that is broken, once nothing is in flight in it. The next command makes a new one.
+    fn renew(&mut self) {
+        if self.broken && self.in_flight.is_empty() {
+            self.destroy();
+        }
     }
 
     pub(super) fn submit(&mut self, index: usize, bound: &mut Bound, now: u64) -> Result<u64, NpuError> {
         let Some(hwctx) = &self.hwctx else { return Err(NpuError::Lost) };
-        let seq = hwctx.submit(&mut bound.command, &bound.handles)?;
+        let seq = match hwctx.submit(&mut bound.command, &bound.handles) {
+            Ok(seq) => seq,
+            Err(error) => {
+                self.broken = true;
+                self.renew();
+                return Err(error.into());
+            }
+        };
         let number = self.submitted;
         self.submitted += 1;
         self.last_use = now;
@@ -129,6 +148,8 @@ impl Context {
             if outcome.is_completed() {
                 continue;
             }
+            // What the context was reset by may have left it without its kernel, or not there at all.
+            self.broken |= !matches!(outcome, CommandOutcome::Failed { .. });
             // The driver has filled the packet with 0xFF: those bytes must never be submitted as addresses.
             bound.command.write(&bound.packet)?;
             if first_failure.is_ok() {
@@ -136,6 +157,7 @@ impl Context {
                 first_failure = Err(NpuError::Command { kernel, context, outcome });
             }
         }
+        self.renew();
         first_failure
     }
 }
