@@ -210,7 +210,12 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
     },
     switch(Flag::List, "list", DRIVER, "list the cases and what they expect, and run none"),
     switch(Flag::Tap, "tap", DRIVER, "write the outcomes in the Test Anything Protocol"),
-    switch(Flag::Danger, "danger", DRIVER, "run the cases that change power modes or wait for the device to sleep too"),
+    switch(
+        Flag::Danger,
+        "danger",
+        DRIVER,
+        "run the cases too that change power modes, wait for the device to sleep, or have been seen to stop a driver",
+    ),
     switch(Flag::Help, "help", ALL, "show this"),
     switch(Flag::Version, "version", ALL, "show the version"),
 ];

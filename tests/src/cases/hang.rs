@@ -20,7 +20,8 @@ cases! { Fault;
     hang_deadline: Same("the client's own deadline comes first: ETIME while the packet is still NEW");
     hang_again: Same("a context survives two hangs in a row, and its numbers go on");
     hang_destroy: Same("DESTROY_HWCTX with a hung command: ABORT or TIMEOUT, and its fence signals");
-    hang_close: Same("closing the file with a hung command: it ends, and the slot is free again");
+    // Seen to block for ever in 7.3.4: hang detection cannot make the context again once its buffers are gone.
+    hang_close danger true: Same("closing the file with a hung command: it ends, and the slot is free again");
     hang_beside: Same("another context's commands complete, before or after the hang is cleared");
     hang_unmap: Same("munmap of a hung command's buffer returns once the command has ended");
     hang_race: Same("commands sent while the context is made again end well or in an error, and then it works");

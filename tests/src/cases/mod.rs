@@ -151,7 +151,8 @@ pub struct Case {
     pub since: u32,
     /// What should happen.
     pub expects: Expect,
-    /// Changes the state of the machine for others while it runs: power modes, suspend. Only when asked for.
+    /// Changes the state of the machine for others while it runs (power modes, suspend), or is known to have stopped a
+    /// driver. Only when asked for.
     pub danger: bool,
     /// Does it.
     pub run: fn(&Ctx) -> Outcome,
