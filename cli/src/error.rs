@@ -4,6 +4,7 @@ use crate::arguments::UsageError;
 use runtime::ChatError;
 use runtime::bundle::BundleError;
 use runtime::export::ExportError;
+use runtime::npu::NpuError;
 use std::path::{Path, PathBuf};
 
 /// Why the program did not do what was asked.
@@ -93,6 +94,11 @@ impl CliError {
             Self::Chat(error) => error.is_device(),
             _ => false,
         }
+    }
+
+    /// Whether no later turn of the session can work: the device is lost, or may still write our buffers.
+    pub(crate) fn ends_session(&self) -> bool {
+        matches!(self, Self::Chat(ChatError::Npu(NpuError::Lost | NpuError::Timeout { .. })))
     }
 
     /// 0 fine, 1 failed, 2 wrong use, 130 interrupted.

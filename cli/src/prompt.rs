@@ -39,6 +39,9 @@ fn text(bytes: Vec<u8>) -> Result<String, String> {
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
+/// A line of an interactive session ends here: a megabyte is more than any context holds.
+const MAX_LINE: u64 = 1 << 20;
+
 /// What a line of an interactive session asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
@@ -55,13 +58,22 @@ pub(crate) fn next_line() -> Result<Option<Line>, CliError> {
     let mut bytes = Vec::new();
     let failed = |what: String| CliError::Prompt { from: "standard input".into(), what };
     let mut stdin = std::io::stdin().lock();
-    let read = stdin
-        .by_ref()
-        .take(MAX_BYTES)
-        .read_until(b'\n', &mut bytes)
-        .map_err(|error| failed(format!("cannot read it: {error}")))?;
-    if read == 0 {
+    let mut read = |bytes: &mut Vec<u8>| {
+        let some = stdin.by_ref().take(MAX_LINE).read_until(b'\n', bytes);
+        some.map_err(|error| failed(format!("cannot read it: {error}")))
+    };
+    if read(&mut bytes)? == 0 {
         return Ok(None);
+    }
+    if bytes.len() as u64 == MAX_LINE && !bytes.ends_with(b"\n") {
+        // The rest of the line goes with it, piece by piece, up to what a whole file may have.
+        for _ in 0..MAX_BYTES / MAX_LINE {
+            bytes.clear();
+            if read(&mut bytes)? == 0 || bytes.ends_with(b"\n") {
+                break;
+            }
+        }
+        return Err(failed(format!("a line is longer than {MAX_LINE} bytes")));
     }
     text(bytes).map(|text| Some(parse(&text))).map_err(failed)
 }

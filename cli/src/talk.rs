@@ -53,6 +53,7 @@ fn session(loaded: &mut Loaded, talk: &TalkOptions, interrupt: &Interrupt) -> Re
         let line = match prompt::next_line() {
             Ok(None) => return Ok(()),
             Ok(Some(line)) => line,
+            Err(_) if interrupt.asked() => return Err(CliError::Interrupted),
             Err(error) => {
                 note(&error);
                 continue;
@@ -81,6 +82,8 @@ fn session(loaded: &mut Loaded, talk: &TalkOptions, interrupt: &Interrupt) -> Re
         match turned {
             Ok(()) => {}
             Err(error @ (CliError::Closed | CliError::Output(_))) => return Err(error),
+            // Commands that may still run own the model's buffers: no later turn could be trusted.
+            Err(error) if error.ends_session() => return Err(error),
             Err(error) => note(&error),
         }
     }
