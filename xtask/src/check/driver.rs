@@ -76,14 +76,24 @@ fn table(binary: &Path, tally: &mut Tally, failed: &mut Vec<String>) {
         for group in groups {
             words.extend(["--group".to_owned(), (*group).to_owned()]);
         }
-        let got = vm::ask(binary, &trees, &words);
-        if let Ok(got) = &got {
-            crate::print(&got.stdout);
-            let how = if judged { "judged" } else { "shown, not judged" };
-            crate::print(&format!("driver table, {how}: exit code {}, {:.1} s\n", got.exit, got.seconds));
-        }
+        let ask = || {
+            let got = vm::ask(binary, &trees, &words);
+            if let Ok(got) = &got {
+                crate::print(&got.stdout);
+                let how = if judged { "judged" } else { "shown, not judged" };
+                crate::print(&format!("driver table, {how}: exit code {}, {:.1} s\n", got.exit, got.seconds));
+            }
+            got
+        };
+        let mut got = ask();
         if !judged {
             continue;
+        }
+        // The machine is emulated, and its clock is the host's: a host that was busy can be too slow for a deadline once.
+        // What fails in a second boot too is wrong.
+        if !got.as_ref().is_ok_and(|got| got.exit == 0) {
+            crate::print("driver table: a second boot, since the first failed as above\n");
+            got = ask();
         }
         match got {
             Ok(got) if got.exit == 0 => tally.passed += 1,
