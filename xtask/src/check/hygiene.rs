@@ -52,7 +52,7 @@ fn own_paths(text: &str) -> impl Iterator<Item = usize> + '_ {
         .filter_map(move |(index, line)| needles.iter().any(|needle| holds_path(line, needle)).then_some(index + 1))
 }
 
-/// Whether an absolute path starts with `needle`: `x/work/y` is a relative one, and somebody else's business.
+/// Whether an absolute path starts with `needle`: in the middle of a relative one it is somebody else's business.
 fn holds_path(line: &str, needle: &str) -> bool {
     line.match_indices(needle).any(|(at, _)| {
         line[..at].chars().next_back().is_none_or(|before| !(before.is_alphanumeric() || "._-~}>:/".contains(before)))
