@@ -1,9 +1,9 @@
 //! The command line, parsed and checked.
 
 use crate::driver_check::{self, Style};
-use crate::flags::{COMMANDS, Command, Flag, FlagSpec, command_spec, flag_named};
-use std::ffi::OsString;
-use std::path::PathBuf;
+use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 /// Where to run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -113,6 +113,16 @@ pub(crate) enum UsageError {
     NoPrompt,
     #[error("--{0} and --{1} exclude each other")]
     Exclusive(&'static str, &'static str),
+    #[error("`{word}` is neither a command ({commands}) nor a bundle's directory")]
+    NoCommand { word: String, commands: String },
+}
+
+impl UsageError {
+    /// `word` stands where a command or a bundle's directory should, and is neither.
+    pub(crate) fn no_command(word: &Path) -> Self {
+        let words = COMMANDS.iter().map(|spec| spec.word).filter(|word| !word.is_empty());
+        Self::NoCommand { word: word.display().to_string(), commands: words.collect::<Vec<_>>().join(", ") }
+    }
 }
 
 impl From<lexopt::Error> for UsageError {
@@ -160,7 +170,14 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         match argument {
             Arg::Value(word) => {
                 if command.is_none() {
-                    let named = COMMANDS.iter().find(|spec| !spec.word.is_empty() && word == spec.word);
+                    if word == "help" {
+                        let about = parser.next()?.and_then(|about| match about {
+                            Arg::Value(word) => named(&word),
+                            _ => None,
+                        });
+                        return Ok(Request::Help(about.map(|spec| spec.command)));
+                    }
+                    let named = named(&word);
                     command = Some(named.map_or(Command::Chat, |spec| spec.command));
                     if named.is_some() {
                         continue;
@@ -220,6 +237,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
         Command::DriverCheck => Request::DriverCheck(given.driver_check()?),
     })
+}
+
+/// The command of this word.
+fn named(word: &OsStr) -> Option<&'static CommandSpec> {
+    COMMANDS.iter().find(|spec| !spec.word.is_empty() && word == spec.word)
 }
 
 impl Given {
@@ -436,6 +458,8 @@ mod tests {
         assert_eq!(words(""), Ok(Request::Help(None)));
         assert_eq!(words("--help"), Ok(Request::Help(None)));
         assert_eq!(words("export --help"), Ok(Request::Help(Some(Command::Export))));
+        assert_eq!(words("help"), Ok(Request::Help(None)));
+        assert_eq!(words("help demo"), Ok(Request::Help(Some(Command::Demo))));
         assert_eq!(words("--version"), Ok(Request::Version));
     }
 }

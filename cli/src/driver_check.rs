@@ -8,6 +8,7 @@ use amdxdna_ioctl::{KernelOpener, Opener};
 use driver_tests::cases::{self, Case, Group, Outcome, Record, Selection};
 use npu_model::{Config, Model};
 use std::fmt::Write;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -48,6 +49,11 @@ pub(crate) fn run(options: &Options) -> Result<(), CliError> {
         return Err(CliError::Device(format!("no case {unknown}: see `driver-check --list`")));
     }
     let wanted: Vec<&Case> = cases::all().filter(|case| selection.takes(case)).collect();
+    if wanted.is_empty() {
+        return Err(CliError::Device(
+            "no case is in these groups and has these names: see `driver-check --list`".into(),
+        ));
+    }
     if options.list {
         return list(&wanted, options.style);
     }
@@ -153,7 +159,7 @@ impl Printer {
         }
     }
 
-    fn take(&mut self, record: &Record<'_>) {
+    fn take(&mut self, record: &Record<'_>) -> ControlFlow<()> {
         self.number += 1;
         match self.tallies.last_mut() {
             Some((group, tally)) if *group == record.case.group => tally.add(record),
@@ -163,8 +169,12 @@ impl Printer {
                 self.tallies.push((record.case.group, tally));
             }
         }
-        if self.stopped.is_none() {
-            self.stopped = answer(&self.line(record)).err();
+        match answer(&self.line(record)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                self.stopped = Some(error);
+                ControlFlow::Break(())
+            }
         }
     }
 

@@ -19,7 +19,7 @@ mod picture;
 mod prompt;
 mod talk;
 
-use arguments::Request;
+use arguments::{Request, UsageError};
 use error::CliError;
 use runtime::bundle::WeightFormat;
 use runtime::export::{ExportOptions, VisionExport};
@@ -42,6 +42,10 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), CliError> {
     match arguments::parse(std::env::args_os().skip(1))? {
+        // One bare word that is no directory was more likely meant as a command.
+        Request::Chat { bundle, .. } if bundle.components().count() == 1 && !bundle.exists() => {
+            Err(UsageError::no_command(&bundle).into())
+        }
         Request::Chat { bundle, talk } => talk::run(&bundle, &talk),
         Request::Demo { talk } => talk::run(&demo::bundle()?, &talk),
         Request::Check { bundle, run } => check::run(&bundle, &run),

@@ -7,11 +7,12 @@ use crate::interrupt::Interrupt;
 use crate::output::{ProgressLine, answer, note, table};
 use crate::picture;
 use crate::prompt::{self, Line};
+use runtime::image::Rgb;
 use runtime::model::Part;
 use runtime::{Event, Outcome, Stop, Turn};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 /// Answers what `talk` asks with the model in `bundle`.
@@ -28,7 +29,12 @@ pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
         return session(&mut loaded, talk, &interrupt);
     };
     if prompt.trim().is_empty() && talk.images.is_empty() {
-        return Err(CliError::Prompt { from: "the command line".into(), what: "it is empty".into() });
+        let from = match &talk.prompt {
+            PromptSource::File(path) if path != Path::new("-") => path.display().to_string(),
+            PromptSource::File(_) => "standard input".into(),
+            _ => "the command line".into(),
+        };
+        return Err(CliError::Prompt { from, what: "it is empty".into() });
     }
     let pictures = picture::read_all(&talk.images)?;
     let mut loaded = device::load(bundle, &talk.run, !pictures.is_empty())?;
@@ -45,7 +51,9 @@ pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
 /// Prompts from standard input, each on its own. What goes wrong with one costs that one.
 fn session(loaded: &mut Loaded, talk: &TalkOptions, interrupt: &Interrupt) -> Result<(), CliError> {
     let human = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    let mut extra: Vec<PathBuf> = Vec::new();
+    let mut extra: Vec<Rgb> = Vec::new();
+    // A picture that could not be read costs the turn it was meant for, unless another is shown instead.
+    let mut missing = None;
     loop {
         if human {
             table("> ");
@@ -62,14 +70,32 @@ fn session(loaded: &mut Loaded, talk: &TalkOptions, interrupt: &Interrupt) -> Re
         let text = match line {
             Line::Blank => continue,
             Line::Image(path) => {
-                extra.push(path);
+                // Read now, so that what is wrong is said now.
+                match picture::read_all(std::slice::from_ref(&path)) {
+                    Ok(pictures) => {
+                        extra.extend(pictures);
+                        missing = None;
+                    }
+                    Err(error) => {
+                        note(&error);
+                        missing = Some(path);
+                    }
+                }
                 continue;
             }
             Line::Prompt(text) => text,
         };
-        let files: Vec<PathBuf> = talk.images.iter().cloned().chain(extra.drain(..)).collect();
+        let shown = std::mem::take(&mut extra);
+        if let Some(path) = missing.take() {
+            note(&CliError::Picture {
+                path,
+                what: "it was meant for this prompt, which is not answered without".into(),
+            });
+            continue;
+        }
         // Read for every turn: the file may be a camera's latest picture.
-        let turned = picture::read_all(&files).and_then(|pictures| {
+        let turned = picture::read_all(&talk.images).and_then(|mut pictures| {
+            pictures.extend(shown);
             let turn = Turn {
                 system: talk.system.as_deref(),
                 images: &pictures,

@@ -14,6 +14,7 @@ use common::{
 };
 use std::ffi::OsString;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -69,6 +70,7 @@ fn wrong_use() {
         (vec!["check"], vec!["<bundle> is missing"]),
         (vec!["check", tiny, "--image", "x"], vec!["--image", "check"]),
         (vec!["export", "a"], vec!["<bundle> is missing"]),
+        (vec!["dmeo", "--prompt", "x"], vec!["`dmeo` is neither a command (check, export, demo", "directory"]),
         (vec!["export", "a", "b", "--vision", "w16"], vec!["--vision w16"]),
     ] {
         refused(&format!("{arguments:?}"), &run(&arguments), 2, &words);
@@ -234,13 +236,33 @@ fn prompts() {
     );
     refused("no prompt file", &ask(bundle(), &["--prompt-file", "/nowhere.txt"]), 1, &["/nowhere.txt"]);
     refused("a directory", &ask(bundle(), &["--prompt-file", "/"]), 1, &["directory"]);
-    refused("an empty prompt", &ask(bundle(), &["--prompt", " "]), 1, &["empty"]);
+    refused("an empty prompt", &ask(bundle(), &["--prompt", " "]), 1, &["command line", "empty"]);
+    let blank = folder().join("blank.txt");
+    fs::write(&blank, "\n").unwrap();
+    let blank = blank.to_str().unwrap();
+    refused("an empty prompt file", &ask(bundle(), &["--prompt-file", blank]), 1, &["blank.txt", "empty"]);
     let long = "7 ".repeat(600);
     let over = ask(bundle(), &["--prompt", &long]);
     refused("a prompt longer than the context", &over, 1, &["512", "--max-ctx"]);
     let piped =
         run_with_input(&[bundle().to_str().unwrap(), "--device", "model", "--prompt-file", "-"], b"\xff\xfe\x00");
     refused("standard input that is not UTF-8", &piped, 1, &["standard input", "UTF-8"]);
+}
+
+#[test]
+fn a_driver_check_of_no_case_is_no_success() {
+    let none = run(&["driver-check", "--device", "model", "--group", "bo", "--case", "open::set_state"]);
+    refused("no case at all", &none, 1, &["no case", "--list"]);
+}
+
+#[test]
+fn a_driver_check_ends_when_nobody_reads_it() {
+    let mut child = command(&["driver-check", "--device", "model", "--tap"]).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 16]).unwrap();
+    drop(stdout);
+    let run = finish(child);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn an_interactive_session_survives_what_is_wrong_with_a_line() {
     let picture = fixture("rgb.png");
     let long = "7 ".repeat(600);
     let lines = format!(
-        "the cat\n\n/image /nowhere.png\nthe dog\n{long}\n/image {}\nthe cat\nthe cat\n",
+        "the cat\n\n/image /nowhere.png\nthe dog\n{long}\n/image /elsewhere.png\n/image {}\nthe cat\nthe cat\n",
         picture.to_str().unwrap()
     );
     let mut input = lines.into_bytes();
@@ -84,10 +84,12 @@ fn an_interactive_session_survives_what_is_wrong_with_a_line() {
         run_with_input(&[tiny(), "--device", "model", "--max-ctx", "512", "--max-new", "12", "--interactive"], &input);
     assert_eq!(session.code, Some(0), "{session:?}");
     let errors: Vec<&str> = session.stderr.lines().filter(|line| !line.contains("--max-new")).collect();
-    assert_eq!(errors.len(), 3, "{session:?}");
+    assert_eq!(errors.len(), 5, "{session:?}");
     assert!(errors[0].contains("UTF-8"), "{errors:?}");
     assert!(errors[1].contains("/nowhere.png"), "{errors:?}");
-    assert!(errors[2].contains("--max-ctx"), "{errors:?}");
+    assert!(errors[2].contains("/nowhere.png") && errors[2].contains("not answered"), "{errors:?}");
+    assert!(errors[3].contains("--max-ctx"), "{errors:?}");
+    assert!(errors[4].contains("/elsewhere.png"), "{errors:?}");
     // Each line is a conversation of its own, whatever went before.
     let plain = ask(&["--prompt", "the cat", "--max-new", "12"]).stdout;
     let seen = ask(&["--prompt", "the cat", "--max-new", "12", "--image", picture.to_str().unwrap()]).stdout;
@@ -134,6 +136,8 @@ fn an_interrupt_ends_a_generation_cleanly() {
 fn help_and_version_need_nothing() {
     let help = run(&["--help"]);
     assert!(help.code == Some(0) && help.stdout.contains("--kernels-from") && help.stderr.is_empty());
+    assert_eq!(run(&["help"]).stdout, help.stdout);
+    assert_eq!(run(&["help", "demo"]).stdout, run(&["demo", "--help"]).stdout);
     let version = run(&["--version"]);
     assert_eq!(version.stdout, format!("qwen35-direct {}\n", env!("CARGO_PKG_VERSION")));
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,6 +31,7 @@ fn table(config: Config) -> BTreeSet<String> {
         if (counts.buffers_live, counts.bytes_live) != (0, 0) || counts.contexts_created != counts.contexts_destroyed {
             bad.push(format!("{} leaves something behind: {counts:?}", record.case));
         }
+        ControlFlow::Continue(())
     })
     .unwrap();
     assert!(bad.is_empty(), "{bad:#?}");

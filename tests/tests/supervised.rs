@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::ops::ControlFlow;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -99,6 +100,7 @@ fn program_table() {
         if record.outcome.is_bad() && !NOT_BESIDE.contains(&record.case.to_string().as_str()) {
             bad.push_str(&format!("{}: {}\n", record.case, record.outcome));
         }
+        ControlFlow::Continue(())
     })
     .unwrap();
     std::fs::write(file, format!("{passed}\n{bad}")).unwrap();

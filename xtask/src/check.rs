@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 mod demo;
+mod device;
 mod driver;
 mod hygiene;
 mod notes;
@@ -57,8 +58,11 @@ const STAGES: [(&str, Stage); 12] = [
     ("driver", driver::run),
 ];
 
-/// Runs the stages named, or all; true where none failed.
+/// Runs the stages named, or all; or, with `--device`, what can be said about real hardware. True where none failed.
 pub(crate) fn run(wanted: &[OsString]) -> Result<bool, String> {
+    if wanted.iter().any(|word| word == "--device" || word == "--bundle") {
+        return device::run(&root(), wanted);
+    }
     for name in wanted {
         if !STAGES.iter().any(|(stage, _)| name == stage) {
             let known: Vec<&str> = STAGES.iter().map(|(stage, _)| *stage).collect();

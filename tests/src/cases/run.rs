@@ -1,5 +1,6 @@
 //! The runner: one case after the other, each in a thread of its own under a deadline.
 
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ pub struct Record<'a> {
     pub notes: &'a [String],
 }
 
-/// Runs the selected cases in the order of the table and reports each as it ends.
+/// Runs the selected cases in the order of the table and reports each as it ends; `report` may end the run.
 ///
 /// A case that misses its deadline is left to itself in its thread; the next ones run all the same.
 ///
@@ -66,7 +67,7 @@ pub fn run(
     selection: &Selection,
     opener: &Arc<dyn Opener>,
     node: &Path,
-    report: &mut dyn FnMut(&Record<'_>),
+    report: &mut dyn FnMut(&Record<'_>) -> ControlFlow<()>,
 ) -> Result<(), String> {
     let facts = Facts::of(&**opener, node)?;
     for case in all().filter(|case| selection.takes(case)) {
@@ -79,7 +80,10 @@ pub fn run(
         } else {
             attempt(case, &ctx, selection.deadline)
         };
-        report(&Record { case, outcome: &outcome, took: started.elapsed(), notes: &ctx.take_notes() });
+        let record = Record { case, outcome: &outcome, took: started.elapsed(), notes: &ctx.take_notes() };
+        if report(&record).is_break() {
+            break;
+        }
     }
     Ok(())
 }

@@ -269,7 +269,7 @@ pub(crate) fn ask(binary: &Path, trees: &[(&str, PathBuf)], command: &[String]) 
     })
 }
 
-fn target_directory(root: &Path) -> PathBuf {
+pub(crate) fn target_directory(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
