@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::ops::ControlFlow;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
