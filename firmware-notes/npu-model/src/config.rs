@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use amdxdna_ioctl::Errno;
 
+use crate::timing::Timing;
+
 /// Context slots of the firmware of NPU4 to NPU6.
 pub(crate) const SLOTS: usize = 16;
 /// Bytes of a column's status. A choice of the model's.
@@ -104,6 +106,8 @@ pub struct Config {
     pub memlock: u64,
     /// Injected faults.
     pub faults: Faults,
+    /// Compute nothing and take the time that an NPU would take. `None`: compute.
+    pub timing: Option<Timing>,
 }
 
 impl Default for Config {
@@ -120,6 +124,7 @@ impl Default for Config {
             coherent: true,
             memlock: 8 << 20,
             faults: Faults::default(),
+            timing: None,
         }
     }
 }
@@ -143,6 +148,10 @@ pub struct Counts {
     pub bytes_read: u64,
     /// Bytes that shim DMA wrote to memory.
     pub bytes_written: u64,
+    /// In timing mode: nanoseconds for which commands held the array.
+    pub array_ns: u64,
+    /// In timing mode: nanoseconds for which at least one command was under way, its latency included.
+    pub device_ns: u64,
     /// Calls of [`Door::flush`](amdxdna_ioctl::Door::flush).
     pub flushes: u64,
     /// Bytes of whole cache lines in these calls.

@@ -440,6 +440,27 @@ pub(crate) fn read_device(memory: &dyn DeviceMemory, addr: u64, out: &mut [u8]) 
     Ok(())
 }
 
+/// Writes device memory.
+///
+/// # Errors
+/// What [`DeviceMemory::resolve`] says.
+pub(crate) fn write_device(memory: &dyn DeviceMemory, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let (at, left) = (addr.wrapping_add(done as u64), bytes.len() - done);
+        let (ptr, n) = memory.resolve(at, left, true)?;
+        let n = n.min(left);
+        if n == 0 {
+            return Err(MemoryFault { addr: at, len: left, write: true });
+        }
+        // SAFETY: `n` bytes at `ptr` are what `memory` just resolved for writing, and it lives on; `bytes` is Rust
+        // memory and no part of a buffer object.
+        unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), ptr.as_ptr(), n) };
+        done += n;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::{LINE, Memory};

@@ -7,6 +7,8 @@
 //!    (`drivers/accel/amdxdna` of Linux 7.3.4 and the DRM core).
 //! 2. `firmware`: contexts, CU configuration, commands in order, status words.
 //! 3. `array`: instruction stream to shim DMA descriptors to the kernel's arithmetic.
+//!
+//! With [`Config::timing`] the third layer computes nothing and takes the time that an NPU would take.
 #![deny(unsafe_code)]
 
 mod array;
@@ -20,6 +22,7 @@ pub mod pci;
 mod stats;
 #[cfg(feature = "supervise")]
 pub mod supervise;
+mod timing;
 pub mod trace;
 
 use std::path::Path;
@@ -31,6 +34,7 @@ use amdxdna_ioctl::{Door, Errno, Opener};
 pub use array::bench;
 pub use array::{Contract, Epilogue, Format, GemmContract, GemvContract, Order};
 pub use config::{AddressMode, Config, Counts, DriverVersion, Faults, Npu};
+pub use timing::{Clock, Timing};
 
 /// A software NPU: one device, as many clients as open it.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod contract;
+mod cost;
 mod gemm;
 mod gemv;
 mod kernel;
@@ -101,15 +102,7 @@ impl Array {
                 if index == 0 {
                     return Ok(Traffic::default());
                 }
-                let hash = stream_hash(stream);
-                let contract = contracts(hash).ok_or_else(|| {
-                    format!(
-                        "nothing says what this stream (SHA-256 {}) computes on the kernel of PDI {}, and without the \
-                         AIE cores it cannot be run",
-                        hex(&hash),
-                        hex(&pdi)
-                    )
-                })?;
+                let contract = contract_of(stream, &pdi, contracts)?;
                 opaque::run(&contract, args, memory, pool, &mut self.scratch)
             }),
         };
@@ -128,6 +121,23 @@ fn each(stream: &[u8], index: &mut u64, f: &mut dyn FnMut(txn::Op<'_>) -> Result
         *index += 1;
     }
     Ok(())
+}
+
+/// What is known of an opaque kernel's stream.
+fn contract_of(
+    stream: &[u8],
+    pdi: &[u8; 32],
+    contracts: &dyn Fn([u8; 32]) -> Option<Contract>,
+) -> Result<Contract, String> {
+    let hash = stream_hash(stream);
+    contracts(hash).ok_or_else(|| {
+        format!(
+            "nothing says what this stream (SHA-256 {}) computes on the kernel of PDI {}, and without the AIE cores it \
+             cannot be run",
+            hex(&hash),
+            hex(pdi)
+        )
+    })
 }
 
 /// The hash of a stream, of as many bytes as its header claims.

@@ -17,7 +17,7 @@ use super::txn::Op;
 /// Rows of the array: shim, memory tile, four of cores.
 pub(super) const ROWS: usize = 6;
 /// First row of cores.
-const CORE_ROW: usize = 2;
+pub(super) const CORE_ROW: usize = 2;
 /// Buffer arguments whose addresses the firmware itself moves into the shim's window.
 const PATCHED_BY_FIRMWARE: usize = 5;
 

@@ -9,6 +9,9 @@ use std::time::Duration;
 use amdxdna_ioctl::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
+/// How often a fence is looked at between two looks at everything.
+const SPINS: usize = 200;
+
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub(super) fn now() -> i64 {
     let time = clock_gettime(ClockId::Monotonic);
@@ -204,12 +207,14 @@ impl Hub {
     ///
     /// # Errors
     /// `EINVAL` for a point that nobody has submitted, without leave to wait for that; `ETIME`; `EINTR` if `interrupt`
-    /// says so where the wait would begin to block.
+    /// says so where the wait would begin to block. `nap` says how long to sleep at most before points are looked at
+    /// again, `None` for not at all.
     pub(super) fn wait(
         &self,
         points: &[(Arc<Syncobj>, u64)],
         how: Wait,
         mut interrupt: impl FnMut() -> bool,
+        nap: impl Fn() -> Option<Duration>,
     ) -> Result<u32, Errno> {
         let mut found: Vec<Option<Fences>> = vec![None; points.len()];
         let mut listeners = self.lock();
@@ -241,8 +246,18 @@ impl Hub {
             if std::mem::take(&mut first_round) && interrupt() {
                 return Err(Errno::INTR);
             }
-            // Condvar timeouts of centuries overflow on some platforms; waking once an hour costs nothing.
-            let left = Duration::from_nanos(left.unsigned_abs()).min(Duration::from_secs(3600));
+            let Some(nap) = nap() else {
+                drop(listeners);
+                for _ in 0..SPINS {
+                    if found.iter().flatten().any(|fences| all_done(fences)) {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+                listeners = self.lock();
+                continue;
+            };
+            let left = Duration::from_nanos(left.unsigned_abs()).min(nap);
             listeners = self.changed.wait_timeout(listeners, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

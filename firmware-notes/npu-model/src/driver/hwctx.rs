@@ -17,9 +17,13 @@ use super::space::{DevRange, Held, Space};
 use super::{Device, locked};
 use crate::config::DriverVersion;
 use crate::firmware::{Chain, ChainStatus, Feature, Reply, status};
+use crate::timing::Timeline;
 
 /// The health record that a timeout leaves behind the packet's header: version 1, of an AIE2, operation not known.
 pub(super) const HEALTH_WORDS: [u32; 8] = [1, 0, u32::MAX, 0, 0, 0, 0, 0];
+
+/// Ends of commands that are kept: more than can be in flight.
+const DUES: usize = 4 * MAX_COMMANDS;
 
 /// A submitted command. It holds its buffers until it is over, whatever becomes of their handles.
 #[derive(Debug)]
@@ -28,6 +32,8 @@ pub(super) struct Job {
     pub(super) command: Arc<Bo>,
     pub(super) args: Vec<Arc<Bo>>,
     fence: Arc<Fence>,
+    /// When it was handed over, in timing mode.
+    submitted: i64,
 }
 
 /// A unit as configured.
@@ -54,6 +60,8 @@ struct Queue {
     abort: bool,
     /// The worker ends when the queue is empty.
     closed: bool,
+    /// When the last commands ended, in timing mode, by their numbers.
+    dues: VecDeque<(u64, i64)>,
     submissions: u64,
     completions: u64,
     errors: u64,
@@ -152,6 +160,7 @@ impl Hwctx {
     /// Queues a command, in the place that was taken.
     pub(super) fn submit(&self, command: Arc<Bo>, args: Vec<Arc<Bo>>) -> Result<u64, Errno> {
         let fence = Arc::new(Fence::default());
+        let submitted = self.device.firmware.timeline().map_or(0, Timeline::now);
         let mut queue = locked(&self.queue);
         if queue.closed {
             drop(queue);
@@ -166,7 +175,7 @@ impl Hwctx {
             bo.add_fence(&fence);
         }
         self.device.hub.change(|| self.syncobj.add_point(seq, vec![Arc::clone(&fence)]));
-        queue.jobs.push_back(Job { seq, command, args, fence });
+        queue.jobs.push_back(Job { seq, command, args, fence, submitted });
         drop(queue);
         self.changed.notify_all();
         Ok(seq)
@@ -216,6 +225,17 @@ impl Hwctx {
         let words: Vec<u32> = cus.iter().map(word).collect();
         // The driver drops the answer: a PDI that cannot be loaded shows in the first command.
         let _ = self.device.firmware.config_cu(channel, &words, &Held::new(&self.space));
+    }
+
+    /// When the command at a point of this context's timeline ended, where the model keeps time.
+    pub(super) fn due(&self, syncobj: &Arc<Syncobj>, point: u64) -> Option<i64> {
+        if !Arc::ptr_eq(syncobj, &self.syncobj) {
+            return None;
+        }
+        let queue = locked(&self.queue);
+        let found = queue.dues.iter().find(|(seq, _)| *seq == point);
+        // Point 0 is the head of the timeline as well as the first command.
+        if point == 0 { queue.dues.back().or(found) } else { found }.map(|(_, due)| *due)
     }
 
     /// Numbers.
@@ -340,8 +360,16 @@ impl Hwctx {
         self.device.stats.update(|counts| counts.packets += 1);
         self.device.touch();
         let buffer = self.fill_command_buffer(job.seq, &converted.slots);
-        let chain = Chain { kind: converted.kind, buffer, bytes: converted.slots.len() as u32, count: converted.count };
+        let bytes = converted.slots.len() as u32;
+        let chain = Chain { kind: converted.kind, buffer, bytes, count: converted.count, submitted: job.submitted };
         let reply = self.device.firmware.run_chain(channel, chain, &Held::new(&self.space));
+        if let Some(timeline) = self.device.firmware.timeline() {
+            let mut queue = locked(&self.queue);
+            queue.dues.push_back((job.seq, timeline.due()));
+            if queue.dues.len() > DUES {
+                queue.dues.pop_front();
+            }
+        }
         self.device.touch();
         match reply {
             Reply::Answer(answer) => {

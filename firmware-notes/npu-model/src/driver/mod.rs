@@ -28,6 +28,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use amdxdna_ioctl::{Door, Errno};
 
@@ -45,6 +46,7 @@ use crate::config::{AddressMode, Config, Faults};
 use crate::firmware::{Firmware, protocol_accepted};
 use crate::front::{Memory, PAGE, Region, Store};
 use crate::stats::Stats;
+use crate::timing::Timeline;
 
 /// First mmap offset that the DRM core gives out (`DRM_FILE_PAGE_OFFSET_START`).
 const FIRST_MAP_OFFSET: u64 = 1 << 32;
@@ -228,6 +230,13 @@ impl Device {
     fn interrupted(&self) -> bool {
         let number = self.blocking_calls.fetch_add(1, Ordering::Relaxed) + 1;
         locked(&self.faults).interrupt_every.is_some_and(|every| every != 0 && number.is_multiple_of(every))
+    }
+
+    /// How long somebody who waits for a command may sleep; `None`: it ends so soon that spinning is better.
+    fn nap(&self) -> Option<Duration> {
+        // Condvar timeouts of centuries overflow on some platforms; waking once an hour costs nothing.
+        let for_long = Some(Duration::from_secs(3600));
+        self.firmware.timeline().filter(|timeline| timeline.is_real()).map_or(for_long, Timeline::nap)
     }
 
     /// Notes that a command went out or came back.

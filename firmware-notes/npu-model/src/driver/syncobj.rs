@@ -129,7 +129,16 @@ impl Client {
             available: flags.contains(SyncobjWaitFlags::AVAILABLE),
             deadline,
         };
-        self.device.hub.wait(points, how, || self.device.interrupted())
+        let first = self.device.hub.wait(points, how, || self.device.interrupted(), || self.device.nap())?;
+        if let Some(timeline) = self.device.firmware.timeline() {
+            let waited = if how.all { points } else { &points[first as usize..=first as usize] };
+            let contexts = locked(&self.contexts);
+            let due = |(syncobj, point): &(Arc<Syncobj>, u64)| {
+                contexts.iter().find_map(|(_, context)| context.due(syncobj, *point))
+            };
+            waited.iter().filter_map(due).for_each(|due| timeline.waited(due));
+        }
+        Ok(first)
     }
 
     pub(super) fn syncobj_query(&self, a: &drm::SyncobjTimelineArray) -> Result<(), Errno> {
@@ -170,7 +179,7 @@ impl Client {
         if flags.contains(SyncobjWaitFlags::FOR_SUBMIT) {
             let how = Wait { all: false, for_submit: true, available: true, deadline: now() + FOR_SUBMIT_NS };
             let points = [(Arc::clone(&source), a.src_point)];
-            self.device.hub.wait(&points, how, || self.device.interrupted())?;
+            self.device.hub.wait(&points, how, || self.device.interrupted(), || self.device.nap())?;
         }
         let fences = source.find(a.src_point).ok_or(Errno::INVAL)?;
         self.device.hub.change(|| {

@@ -16,6 +16,7 @@ use crate::array::{Array, Contract, DeviceMemory};
 use crate::config::{Config, Faults};
 use crate::front;
 use crate::stats::Stats;
+use crate::timing::Timeline;
 
 pub(crate) use run::{Chain, ChainKind, ChainStatus, Reply};
 
@@ -131,6 +132,8 @@ pub(crate) struct Firmware {
     contracts: RwLock<HashMap<[u8; 32], Contract>>,
     stats: Arc<Stats>,
     faults: Arc<Mutex<Faults>>,
+    /// The array's time, where nothing is computed.
+    timeline: Option<Timeline>,
     /// Why the last failed command failed, in words.
     last_fault: Mutex<Option<String>>,
 }
@@ -146,6 +149,7 @@ impl Firmware {
             contracts: RwLock::default(),
             stats,
             faults,
+            timeline: config.timing.map(Timeline::new),
             last_fault: Mutex::default(),
         }
     }
@@ -156,6 +160,11 @@ impl Firmware {
 
     fn context(&self, id: u32) -> Option<Arc<Context>> {
         self.contexts.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
+    /// The array's time, where nothing is computed.
+    pub(crate) fn timeline(&self) -> Option<&Timeline> {
+        self.timeline.as_ref()
     }
 
     /// Contexts alive.

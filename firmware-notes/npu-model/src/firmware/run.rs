@@ -6,6 +6,8 @@ use std::sync::PoisonError;
 use super::slot::{self, Command};
 use super::{Context, ContextMemory, Firmware, read, status};
 use crate::array::Fault;
+use crate::front;
+use crate::timing::ordinary_values;
 
 /// Bytes of an instruction stream's header, whose last word is the stream's size.
 const STREAM_HEADER: usize = 16;
@@ -32,6 +34,8 @@ pub(crate) struct Chain {
     pub(crate) bytes: u32,
     /// How many.
     pub(crate) count: u32,
+    /// When the client handed it over, in timing mode.
+    pub(crate) submitted: i64,
 }
 
 /// The answer to a CHAIN_EXEC message.
@@ -66,6 +70,16 @@ enum Failure {
 impl Firmware {
     /// Runs a chain's commands in order, up to the first that fails.
     pub(crate) fn run_chain(&self, id: u32, chain: Chain, memory: &dyn ContextMemory) -> Reply {
+        let mut due = chain.submitted;
+        let reply = self.run_slots(id, chain, memory, &mut due);
+        if let Some(timeline) = &self.timeline {
+            timeline.wait(due);
+        }
+        reply
+    }
+
+    /// As [`Firmware::run_chain`], without taking the time of a timing mode: `due` is when the last command ends.
+    fn run_slots(&self, id: u32, chain: Chain, memory: &dyn ContextMemory, due: &mut i64) -> Reply {
         let done = ChainStatus { status: status::SUCCESS, fail_index: 0, fail_status: 0 };
         let failed = |fail_index, fail_status| {
             self.stats.update(|counts| counts.failed_commands += 1);
@@ -90,7 +104,7 @@ impl Firmware {
                 }
             };
             rest = &rest[taken..];
-            match self.run_command(id, &context, command.as_ref(), memory) {
+            match self.run_command(id, &context, command.as_ref(), memory, chain.submitted, due) {
                 Ok(()) => {}
                 Err(Failure::Hang) => return Reply::Silence { index },
                 Err(Failure::Status(status)) => return failed(index, status),
@@ -105,6 +119,8 @@ impl Firmware {
         context: &Context,
         command: Option<&Command>,
         memory: &dyn ContextMemory,
+        submitted: i64,
+        due: &mut i64,
     ) -> Result<(), Failure> {
         let mut array = self.array.lock().unwrap_or_else(PoisonError::into_inner);
         let switched = array.replace(id).is_some_and(|last| last != id);
@@ -132,6 +148,29 @@ impl Firmware {
         let Some((_, loaded)) = &mut state.loaded else { return Err(Failure::Status(status::APP_LOAD_PDI_FAIL)) };
         let contracts =
             |sha256: [u8; 32]| self.contracts.read().unwrap_or_else(PoisonError::into_inner).get(&sha256).copied();
+        if let Some(timeline) = &self.timeline {
+            let cost = timeline.cost(&stream, || loaded.cost(&stream, command.args.len(), &contracts));
+            let cost = cost.map_err(|fault| {
+                self.note_fault(fault.to_string());
+                Failure::Status(status::AIE_ACCESS)
+            })?;
+            if let Some(&output) = command.args.get(2)
+                && timeline.first_to(output)
+            {
+                let bytes = memory.extent(output).unwrap_or(0).min(cost.written) as usize;
+                let filled = front::write_device(memory, output, &ordinary_values(bytes, cost.element));
+                filled.map_err(|_| Failure::Status(status::AIE_ACCESS))?;
+            }
+            let scheduled = timeline.schedule(submitted, &cost, switched);
+            *due = scheduled.due;
+            self.stats.update(|counts| {
+                counts.bytes_read += cost.bytes - cost.written;
+                counts.bytes_written += cost.written;
+                counts.array_ns += scheduled.work as u64;
+                counts.device_ns += scheduled.exposed as u64;
+            });
+            return Ok(());
+        }
         // A defect of the array layer must not take the worker with it: its client would wait for ever.
         let result =
             catch_unwind(AssertUnwindSafe(|| loaded.execute(&stream, &command.args, memory, &contracts, &self.pool)));

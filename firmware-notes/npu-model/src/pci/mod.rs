@@ -32,6 +32,7 @@ use crate::array::Contract;
 use crate::config::{Config, Counts};
 use crate::firmware::{Chain, ChainKind, Firmware, Reply, status};
 use crate::stats::Stats;
+use crate::timing::Timeline;
 
 /// Security processor: command and status share a register of BAR4, the doorbell follows.
 const PSP_COMMAND: usize = 0xaec;
@@ -308,7 +309,8 @@ fn command(firmware: &Firmware, context: u32, message: &Message, memory: &Contex
             ChainKind::Npu => (f.long(8), f.word(16), f.word(20)),
             ChainKind::Cf | ChainKind::Dpu => (f.long(0), f.word(8), f.word(12)),
         };
-        match firmware.run_chain(context, Chain { kind, buffer, bytes, count }, memory) {
+        let submitted = firmware.timeline().map_or(0, Timeline::now);
+        match firmware.run_chain(context, Chain { kind, buffer, bytes, count, submitted }, memory) {
             Reply::Answer(s) => Some(vec![s.status, s.fail_index, s.fail_status]),
             Reply::Silence { .. } => None,
         }

@@ -1,0 +1,75 @@
+//! The model that takes an NPU's time: its account is that of the model that computes.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use driver_tests::tiny;
+use npu_model::{Clock, Config, Counts, Model, Timing};
+use runtime::LoadOptions;
+use runtime::bundle::Bundle;
+use runtime::model::{Input, Model as Qwen};
+use runtime::npu::Npu;
+
+fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
+    BUNDLE.get_or_init(|| tiny::text_bundle(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("timing")).unwrap())
+}
+
+/// A prompt of two chunks and three tokens: what happened, and how long it took.
+fn run(timing: Option<Timing>, commands_in_flight: usize) -> (Counts, Duration) {
+    let device = Model::new(Config { timing, ..Config::default() });
+    let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
+    let options = LoadOptions { commands_in_flight, ..LoadOptions::default() };
+    let mut model = Qwen::load(Bundle::open(bundle()).unwrap(), npu, &options, &mut |_| {}).unwrap();
+    let ids = [7; 300];
+    let positions = model.positions(&ids, &[]).unwrap();
+    let start = Instant::now();
+    model
+        .prefill(&Input { ids: &ids, positions: &positions, vision: &[] }, &mut |_| ControlFlow::Continue(()))
+        .unwrap();
+    model.logits().unwrap();
+    for id in [5, 17, 200] {
+        model.decode(id).unwrap();
+    }
+    let took = start.elapsed();
+    (device.counts(), took)
+}
+
+const VIRTUAL: Timing = Timing {
+    latency: Duration::from_micros(65),
+    bandwidth: 50_000_000_000,
+    rate: 12_000_000_000_000,
+    switch: Duration::ZERO,
+    clock: Clock::Virtual,
+};
+
+#[test]
+fn the_same_commands_write_the_same_bytes_and_take_the_sum_of_their_times() {
+    let (computed, _) = run(None, 4);
+    let (timed, _) = run(Some(VIRTUAL), 4);
+    assert_eq!(timed.commands, computed.commands);
+    assert_eq!(timed.bytes_written, computed.bytes_written);
+    // Activations go to several columns, or several times: the account has what the arguments hold, once.
+    assert!(timed.bytes_read > 0 && timed.bytes_read <= computed.bytes_read, "{timed:?}");
+    assert_eq!((computed.array_ns, computed.device_ns), (0, 0));
+    let traffic = (timed.bytes_read + timed.bytes_written) / 50;
+    assert!(timed.array_ns + timed.commands >= traffic, "{} ns for {traffic} ns of traffic", timed.array_ns);
+
+    // One at a time: every latency shows.
+    let (serial, _) = run(Some(VIRTUAL), 1);
+    assert_eq!(serial.device_ns, serial.array_ns + serial.commands * 65_000);
+    assert_eq!(serial.array_ns, timed.array_ns);
+    // Parts of the head go together, so that their latency does not.
+    assert!(timed.device_ns < serial.device_ns);
+}
+
+#[test]
+fn on_the_real_clock_commands_take_their_time() {
+    let timing = Timing { latency: Duration::from_millis(1), clock: Clock::Real, ..VIRTUAL };
+    let (counts, took) = run(Some(timing), 4);
+    assert!(took >= Duration::from_nanos(counts.device_ns), "{took:?} for {} ns", counts.device_ns);
+    assert!(counts.device_ns > counts.array_ns);
+}
