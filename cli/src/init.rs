@@ -1,9 +1,11 @@
 //! The binary as process 1 of a minimal system: mounts what the driver and we need, loads the modules that
-//! `/etc/qwen35-init` lists, runs one command of this same binary and powers the machine off.
+//! `/etc/qwen35-init` lists, runs one command (of this same binary, unless another program is named) and powers the
+//! machine off.
 //!
 //! ```text
 //! module /modules/amdxdna.ko force_iova=1     finit_module(2) with these parameters
 //! write /sys/... text                          writes the text and a newline to the file
+//! program /usr/bin/xrt-smi                     the program to run instead of this one
 //! argument 6368656b                            one word of the command, in hexadecimal
 //! ```
 
@@ -54,6 +56,7 @@ pub(crate) fn run() -> ! {
 
 fn script(console: &mut Console) -> Result<ExitStatus, String> {
     let text = fs::read_to_string(SCRIPT).map_err(|e| format!("read {SCRIPT}: {e}"))?;
+    let mut program = "/init".to_owned();
     let mut words = Vec::new();
     for line in text.lines() {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -70,6 +73,7 @@ fn script(console: &mut Console) -> Result<ExitStatus, String> {
                     console.say(&format!("qwen35-init: write {path}: {e}"));
                 }
             }
+            "program" => program = rest.to_owned(),
             "argument" => words.push(from_hex(rest).ok_or_else(|| format!("{SCRIPT}: bad argument {rest:?}"))?),
             "" => {}
             other => console.say(&format!("qwen35-init: {SCRIPT}: unknown line {other:?}")),
@@ -78,7 +82,7 @@ fn script(console: &mut Console) -> Result<ExitStatus, String> {
     await_node(Duration::from_secs(5));
     let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
     console.say(&format!("qwen35-init: start at {}", uptime.split(' ').next().unwrap_or("?")));
-    let mut command = Command::new("/init");
+    let mut command = Command::new(&program);
     command.args(words.iter().map(|w| String::from_utf8_lossy(w).into_owned())).stdin(Stdio::null());
     if let Some(out) = raw_serial("/dev/ttyS1") {
         command.stdout(out);
@@ -86,7 +90,7 @@ fn script(console: &mut Console) -> Result<ExitStatus, String> {
     if let Some(err) = raw_serial("/dev/ttyS2") {
         command.stderr(err);
     }
-    command.status().map_err(|e| format!("run /init: {e}"))
+    command.status().map_err(|e| format!("run {program}: {e}"))
 }
 
 fn load_module(path: &str, parameters: &str) -> Result<(), String> {

@@ -36,31 +36,58 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     })
 }
 
-/// Compares with the header given, or with the first that is found.
+/// Compares with the header given; else with the first that is found; else, or where that one lacks something, with that
+/// of Debian's package, which is fetched.
 pub(crate) fn compared(asked: Option<&Path>) -> Result<Compared, String> {
-    let header = match asked {
+    let found = match asked {
         Some(path) if !path.is_file() => return Err(format!("--header {}: no such file", path.display())),
-        Some(path) => path.to_owned(),
-        None => match candidates().into_iter().find(|path| path.is_file()) {
-            Some(path) => path,
-            None => {
-                return Ok(Compared::Nothing(format!(
-                    "no {NAME} here: install linux-libc-dev of Linux 6.19 or later, or give --header PATH (in a kernel \
-                     tree: include/uapi/drm/{NAME})"
-                )));
-            }
-        },
+        Some(path) => Some(path.to_owned()),
+        None => candidates().into_iter().find(|path| path.is_file()),
     };
     let Some(compiler) = compiler() else {
         return Ok(Compared::Nothing("no C compiler (cc, gcc or clang, or $CC)".to_owned()));
     };
+    let mut installed = None;
+    if let Some(header) = found {
+        match read(&header, &compiler) {
+            Ok((answers, unknown)) if asked.is_some() || unknown.is_empty() => {
+                return said(&header, &answers, &unknown);
+            }
+            Err(why) if asked.is_some() => return Err(why),
+            // An older system's: what it has is compared, if there is no better one.
+            read => installed = Some((header, read)),
+        }
+    }
+    match (crate::vm::kernel_headers(&crate::check::root()), installed) {
+        (Ok(headers), _) => {
+            let header = headers.join("drm").join(NAME);
+            let (answers, unknown) = read(&header, &compiler)?;
+            said(&header, &answers, &unknown)
+        }
+        (Err(_), Some((header, read))) => {
+            let (answers, unknown) = read?;
+            said(&header, &answers, &unknown)
+        }
+        (Err(why), None) => Ok(Compared::Nothing(format!(
+            "no {NAME} here: install linux-libc-dev of Linux 6.19 or later, or give --header PATH (in a kernel tree: \
+             include/uapi/drm/{NAME}); to fetch it: {why}"
+        ))),
+    }
+}
+
+/// What C says of a header, and the names that it lacks.
+fn read(header: &Path, compiler: &OsStr) -> Result<(Answers, Vec<&'static str>), String> {
     let scratch = Scratch::new()?;
-    let probe = Probe { header: &header, compiler: &compiler, scratch: &scratch.0 };
-    let (items, unknown) = match probe.run(&TABLE.into()) {
-        Ok(items) => (items, Vec::new()),
-        Err(whole) => probe.run_one_by_one(&TABLE).ok_or(whole)?,
-    };
-    let (text, fine) = compare(&header, &items, &unknown);
+    let probe = Probe { header, compiler, scratch: &scratch.0 };
+    match probe.run(&TABLE.into()) {
+        Ok(answers) => Ok((answers, Vec::new())),
+        Err(whole) => probe.run_one_by_one(&TABLE).ok_or(whole),
+    }
+}
+
+/// Prints the comparison.
+fn said(header: &Path, answers: &Answers, unknown: &[&str]) -> Result<Compared, String> {
+    let (text, fine) = compare(header, answers, unknown);
     crate::print(&text);
     Ok(if fine { Compared::Same } else { Compared::Different })
 }

@@ -98,7 +98,7 @@ pub(crate) fn run(wanted: &[OsString]) -> Result<bool, String> {
 }
 
 /// The repository: the directory above this crate's.
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     path.pop();
     path

@@ -1,9 +1,13 @@
 //! Gets QEMU and a Debian kernel into a private folder: nothing on the host is installed or changed.
 //!
 //! Packages come through the host's own `apt-get`, run on a private state directory against the mirror that the host's
-//! sources name (or the one given), suite trixie and trixie-backports, and are unpacked with `dpkg-deb`.
+//! sources name (or the one given), suite trixie and trixie-backports, and are unpacked with `dpkg-deb`. What is checked
+//! is left to apt, which does it well: the suite's signature against Debian's keyring, the index against the signed
+//! list, each package's size and SHA-256 against the index. The options that could weaken this are set here, over
+//! whatever the host's configuration says.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -16,6 +20,12 @@ const SUITE: &str = "trixie";
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// What runs the virtual machine. `vfio-user-pci` needs QEMU 10.1.
 const QEMU_PACKAGE: &str = "qemu-system-x86";
+/// AMD's runtime for NPUs and its tools.
+const XRT_PACKAGES: [&str; 2] = ["libxrt-npu2", "libxrt-utils-npu"];
+/// The headers that a kernel exports to programs, amdxdna's among them.
+const HEADER_PACKAGE: &str = "linux-libc-dev";
+/// Where a Debian root keeps its libraries.
+pub(super) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// The kernel whose driver is tested.
 pub(super) const KERNEL: &str = "7.3.4+deb13-amd64";
 /// Modules that amdxdna needs, in loading order; amdxdna itself comes last. The driver module is loaded by `init` with
@@ -90,18 +100,45 @@ fn system_qemu() -> Option<String> {
     (major > 10 || (major == 10 && minor >= 1)).then(|| "qemu-system-x86_64".to_owned())
 }
 
-fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
-    let root = home.join("qemu");
+/// The folder `name` below `home`, filled from packages where it is not there yet. It appears whole or not at all,
+/// whatever ends this program, and one program at a time fills it.
+fn fetched(
+    home: &Path,
+    name: &str,
+    given: &Given,
+    get: impl FnOnce(&Apt) -> Result<Vec<PathBuf>, VmError>,
+) -> Result<PathBuf, VmError> {
+    fs::create_dir_all(home).map_err(|e| VmError::io("create", home, e))?;
+    let root = home.join(name);
     let done = root.join(".complete");
-    if !done.exists() {
-        let apt = Apt::new(home, given)?;
-        let archives = apt.install_download(QEMU_PACKAGE)?;
-        for deb in archives {
-            unpack(&deb, &root)?;
-        }
-        fs::write(&done, "").map_err(|e| VmError::io("write", &done, e))?;
+    let lock = home.join(".lock");
+    let lock_file = fs::File::create(&lock).map_err(|e| VmError::io("create", &lock, e))?;
+    lock_file.lock().map_err(|e| VmError::io("lock", &lock, e))?;
+    if done.exists() {
+        return Ok(root);
     }
-    let lib = root.join("usr/lib/x86_64-linux-gnu");
+    let partial = home.join(format!("{name}.partial"));
+    for old in [&root, &partial] {
+        match fs::remove_dir_all(old) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(VmError::io("remove", old, e)),
+            _ => {}
+        }
+    }
+    let apt = Apt::new(home, given)?;
+    for deb in get(&apt)? {
+        unpack(&deb, &partial)?;
+        // The module package alone is 100 MB; what was unpacked is enough.
+        let _ = fs::remove_file(&deb);
+    }
+    let mark = partial.join(".complete");
+    fs::write(&mark, "").map_err(|e| VmError::io("write", &mark, e))?;
+    fs::rename(&partial, &root).map_err(|e| VmError::io("rename", &partial, e))?;
+    Ok(root)
+}
+
+fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
+    let root = fetched(home, "qemu", given, |apt| apt.install_download(&[QEMU_PACKAGE]))?;
+    let lib = root.join(LIBRARIES);
     let text = |p: PathBuf| p.display().to_string();
     // The unpacked tree brings its own C library; its loader runs the program without touching the host's.
     Ok(vec![
@@ -117,24 +154,38 @@ fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
 }
 
 fn fetched_kernel(home: &Path, given: &Given) -> Result<(PathBuf, PathBuf), VmError> {
-    let root = home.join("linux");
-    let done = root.join(".complete");
-    if !done.exists() {
-        let apt = Apt::new(home, given)?;
-        for package in [format!("linux-binary-{KERNEL}"), format!("linux-modules-{KERNEL}")] {
-            let deb = apt.download(&package)?;
-            unpack(&deb, &root)?;
-            // The module package alone is 100 MB; what was unpacked is enough.
-            let _ = fs::remove_file(&deb);
-        }
-        fs::write(&done, "").map_err(|e| VmError::io("write", &done, e))?;
-    }
+    let root = fetched(home, "linux", given, |apt| {
+        ["linux-binary", "linux-modules"].iter().map(|p| apt.download(&format!("{p}-{KERNEL}"))).collect()
+    })?;
     let image = ["boot", "usr/lib/modules"]
         .iter()
         .flat_map(|d| [root.join(d).join(format!("vmlinuz-{KERNEL}")), root.join(d).join(KERNEL).join("vmlinuz")])
         .find(|p| p.exists())
         .ok_or_else(|| VmError::Missing(format!("no vmlinuz in the kernel package below {}", root.display())))?;
     Ok((image, root.join("usr/lib/modules").join(KERNEL).join("kernel")))
+}
+
+/// Debian's XRT for NPUs with everything that it needs, as a root directory.
+pub(super) fn xrt(home: &Path, given: &Given) -> Result<PathBuf, VmError> {
+    fetched(home, "xrt", given, |apt| apt.install_download(&XRT_PACKAGES))
+}
+
+/// The kernel's exported headers: the directory that goes behind a compiler's `-I`.
+pub(super) fn headers(home: &Path, given: &Given) -> Result<PathBuf, VmError> {
+    let root = fetched(home, "headers", given, |apt| Ok(vec![apt.download(HEADER_PACKAGE)?]))?;
+    Ok(root.join("usr/include"))
+}
+
+/// Whether packages can be fetched here at all; else why not.
+pub(super) fn possible() -> Result<(), String> {
+    for tool in ["apt-get", "dpkg-deb", "xz"] {
+        let there = std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(tool).is_file()));
+        if !there {
+            return Err(format!("no {tool} to get Debian packages with"));
+        }
+    }
+    host_mirror().map(|_| ()).ok_or_else(|| VmError::NoMirror.to_string())
 }
 
 /// `apt-get` on a private state directory.
@@ -149,7 +200,10 @@ impl Apt {
             let d = dir.join(sub);
             fs::create_dir_all(&d).map_err(|e| VmError::io("create", &d, e))?;
         }
-        let archives = dir.join("var/cache/apt/archives/partial");
+        // Archives of one set only: what an earlier, broken run left belongs to another.
+        let archives = dir.join("var/cache/apt/archives");
+        let _ = fs::remove_dir_all(&archives);
+        let archives = archives.join("partial");
         fs::create_dir_all(&archives).map_err(|e| VmError::io("create", &archives, e))?;
         let status = dir.join("var/lib/dpkg/status");
         fs::write(&status, "").map_err(|e| VmError::io("write", &status, e))?;
@@ -183,6 +237,10 @@ impl Apt {
             "Acquire::http::Timeout=30",
             "Acquire::https::Timeout=30",
             "APT::Update::Error-Mode=any",
+            "APT::Get::AllowUnauthenticated=0",
+            "Acquire::AllowInsecureRepositories=0",
+            "Acquire::AllowWeakRepositories=0",
+            "Acquire::AllowDowngradeToInsecureRepositories=0",
         ] {
             c.arg("-o").arg(option);
         }
@@ -196,28 +254,37 @@ impl Apt {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&out.stderr);
-        let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no message").to_owned();
-        Err(failed(last))
+        Err(failed(complaint(&text)))
     }
 
     fn archives(&self) -> PathBuf {
         self.dir.join("var/cache/apt/archives")
     }
 
-    /// Downloads a package with everything that it needs.
-    fn install_download(&self, package: &str) -> Result<Vec<PathBuf>, VmError> {
-        self.run(&["-y", "--download-only", "install", package], None)?;
+    /// Downloads packages with everything that they need.
+    fn install_download(&self, packages: &[&str]) -> Result<Vec<PathBuf>, VmError> {
+        self.run(&[&["-y", "--download-only", "install"], packages].concat(), None)?;
         debs(&self.archives())
     }
 
     /// Downloads one package alone.
     fn download(&self, package: &str) -> Result<PathBuf, VmError> {
-        let to = self.dir.join("single");
+        let to = self.dir.join("single").join(package);
         let _ = fs::remove_dir_all(&to);
         fs::create_dir_all(&to).map_err(|e| VmError::io("create", &to, e))?;
         self.run(&["download", package], Some(&to))?;
         debs(&to)?.pop().ok_or_else(|| VmError::Missing(format!("apt-get downloaded no file for {package}")))
     }
+}
+
+/// The line of apt's messages that names a file and its trouble, else its last one.
+fn complaint(text: &str) -> String {
+    let lines = || text.lines().map(str::trim).filter(|l| !l.is_empty());
+    let file = lines().find(|l| l.starts_with("E: Failed to fetch"));
+    file.or_else(|| lines().find(|l| l.starts_with("E: ")))
+        .or_else(|| lines().last())
+        .unwrap_or("no message")
+        .to_owned()
 }
 
 fn debs(dir: &Path) -> Result<Vec<PathBuf>, VmError> {
@@ -314,4 +381,58 @@ fn unpacked_kernel(image: &Path, cache: &Path) -> Option<PathBuf> {
     (out.status.success() && out.stdout.starts_with(b"\x7fELF")).then_some(())?;
     super::write_whole(&file, &out.stdout).ok()?;
     Some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_download_is_named_by_its_file() {
+        let text = "W: something\nE: Failed to fetch http://m/debian/pool/x_1_amd64.deb  404  Not Found\nE: Unable to \
+                    fetch some archives, maybe run apt-get update\n";
+        assert_eq!(complaint(text), "E: Failed to fetch http://m/debian/pool/x_1_amd64.deb  404  Not Found");
+        assert_eq!(complaint("E: Unable to locate package x\nN: hint\n"), "E: Unable to locate package x");
+        assert_eq!(complaint(""), "no message");
+    }
+
+    /// apt warns only, where the host's configuration says so; a program that is run as it came must be signed.
+    #[test]
+    fn a_mirror_without_a_signature_is_refused_and_leaves_nothing() {
+        if possible().is_err() {
+            return;
+        }
+        let home = std::env::temp_dir().join(format!("qwen35-fetch-{}", std::process::id()));
+        let mirror = home.join("debian");
+        for suite in ["trixie", "trixie-backports"] {
+            let at = mirror.join("dists").join(suite).join("main/binary-amd64");
+            fs::create_dir_all(&at).unwrap();
+            fs::write(at.join("Packages"), "").unwrap();
+            fs::write(mirror.join("dists").join(suite).join("Release"), format!("Suite: {suite}\n")).unwrap();
+        }
+        let given = Given { mirror: Some(format!("file:{}", mirror.display())), ..Given::default() };
+        let refused = headers(&home, &given);
+        let left = home.join("headers").exists();
+        fs::remove_dir_all(&home).unwrap();
+        let Err(why @ VmError::Fetch { .. }) = refused else { panic!("{refused:?}") };
+        let why = why.to_string();
+        assert!(why.contains("not signed") && why.contains("trixie") && why.contains("--mirror"), "{why}");
+        assert!(!left);
+    }
+
+    #[test]
+    fn a_folder_is_filled_whole_or_not_at_all() {
+        let home = std::env::temp_dir().join(format!("qwen35-whole-{}", std::process::id()));
+        // What an interrupted run left: files, no mark. The fetch that follows fails too.
+        fs::create_dir_all(home.join("headers.partial/usr")).unwrap();
+        fs::create_dir_all(home.join("headers/usr")).unwrap();
+        let given = Given { mirror: Some(format!("file:{}/none", home.display())), ..Given::default() };
+        assert!(headers(&home, &given).is_err());
+        assert!(!home.join("headers").exists() && !home.join("headers.partial").exists());
+        // A whole one is taken as it is, without apt.
+        fs::create_dir_all(home.join("headers")).unwrap();
+        fs::write(home.join("headers/.complete"), "").unwrap();
+        assert!(headers(&home, &given).is_ok());
+        fs::remove_dir_all(&home).unwrap();
+    }
 }

@@ -1,9 +1,10 @@
 //! The initial file system of the virtual machine: our static binary as `/init`, the driver's modules, a bundle, and
 //! nothing else (no shell, no C library, no `/tmp`).
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::VmError;
@@ -19,6 +20,7 @@ pub(super) struct Cpio<W: Write> {
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER: u32 = 0o020_000;
+const LINK: u32 = 0o120_000;
 
 impl<W: Write> Cpio<W> {
     pub(super) fn new(out: W) -> Self {
@@ -79,7 +81,30 @@ impl<W: Write> Cpio<W> {
         self.file(name, mode, &bytes)
     }
 
-    /// Copies a directory tree; `name` itself is created too.
+    fn link(&mut self, name: &str, target: &str) -> io::Result<()> {
+        self.entry(name, LINK | 0o777, (0, 0), target.len() as u64)?;
+        self.put(target.as_bytes())?;
+        self.pad()
+    }
+
+    /// The directories above `name`, those that are not in `made` yet.
+    fn parents(&mut self, name: &str, made: &mut BTreeSet<String>) -> io::Result<()> {
+        for (at, _) in name.match_indices('/') {
+            if made.insert(name[..at].to_owned()) {
+                self.directory(&name[..at])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a file; one that can be executed stays so.
+    fn program(&mut self, name: &str, from: &Path) -> io::Result<()> {
+        let executable = fs::metadata(from)?.permissions().mode() & 0o111 != 0;
+        self.copy(name, if executable { 0o755 } else { 0o644 }, from)
+    }
+
+    /// Copies a directory tree; `name` itself is created too. Links to a neighbour stay links, so that a library's
+    /// names do not multiply it; other links are followed.
     pub(super) fn tree(&mut self, name: &str, from: &Path) -> io::Result<()> {
         self.directory(name)?;
         let mut entries: Vec<PathBuf> = fs::read_dir(from)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
@@ -87,10 +112,11 @@ impl<W: Write> Cpio<W> {
         for path in entries {
             let Some(leaf) = path.file_name().and_then(|f| f.to_str()) else { continue };
             let inner = format!("{name}/{leaf}");
-            if path.is_dir() {
-                self.tree(&inner, &path)?;
-            } else {
-                self.copy(&inner, 0o644, &path)?;
+            let target = fs::read_link(&path).ok();
+            match target.as_deref().and_then(Path::to_str) {
+                Some(neighbour) if !neighbour.contains('/') => self.link(&inner, neighbour)?,
+                _ if path.is_dir() => self.tree(&inner, &path)?,
+                _ => self.program(&inner, &path)?,
             }
         }
         Ok(())
@@ -116,6 +142,8 @@ pub(super) struct Contents<'a> {
     pub trees: &'a [(String, PathBuf)],
     /// Files that init writes before the command runs: (path, text).
     pub writes: &'a [(String, String)],
+    /// The program that init runs, as the machine sees it; without one, our own binary.
+    pub program: Option<&'a str>,
     /// The command's words, without the program.
     pub command: &'a [String],
 }
@@ -131,8 +159,10 @@ pub(super) fn write(to: &Path, contents: &Contents<'_>) -> Result<u64, VmError> 
 }
 
 fn fill<W: Write>(cpio: &mut Cpio<W>, c: &Contents<'_>) -> io::Result<()> {
+    let mut made = BTreeSet::new();
     for d in ["dev", "proc", "sys", "etc", "modules", "lib", "lib/firmware", "lib/firmware/amdnpu"] {
         cpio.directory(d)?;
+        made.insert(d.to_owned());
     }
     // The kernel opens the console before init can mount anything.
     cpio.character("dev/console", 5, 1)?;
@@ -151,10 +181,14 @@ fn fill<W: Write>(cpio: &mut Cpio<W>, c: &Contents<'_>) -> io::Result<()> {
         cpio.file(&format!("{firmware}/{name}"), 0o644, &[0; 65536])?;
     }
     for (name, from) in c.trees {
-        if from.is_dir() { cpio.tree(name, from)? } else { cpio.copy(name, 0o644, from)? }
+        cpio.parents(name, &mut made)?;
+        if from.is_dir() { cpio.tree(name, from)? } else { cpio.program(name, from)? }
     }
     for (path, text) in c.writes {
         script.push_str(&format!("write {path} {text}\n"));
+    }
+    if let Some(program) = c.program {
+        script.push_str(&format!("program {program}\n"));
     }
     for word in c.command {
         script.push_str("argument ");
@@ -184,5 +218,27 @@ mod tests {
         assert_eq!(&bytes[112..115], b"xyz");
         assert_eq!(&bytes[116..122], b"070701");
         assert!(bytes.len() % 4 == 0);
+    }
+
+    /// A library has up to three names; as copies they tripled the archive.
+    #[test]
+    fn a_neighbours_link_is_no_copy_and_a_program_can_be_run() {
+        let tree = std::env::temp_dir().join(format!("qwen35-initramfs-{}", std::process::id()));
+        fs::create_dir_all(&tree).unwrap();
+        fs::write(tree.join("lib.so.2.1"), [7; 4096]).unwrap();
+        fs::set_permissions(tree.join("lib.so.2.1"), fs::Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::symlink("lib.so.2.1", tree.join("lib.so.2")).unwrap();
+        let mut cpio = Cpio::new(Vec::new());
+        let mut made = BTreeSet::new();
+        cpio.parents("usr/lib/x", &mut made).unwrap();
+        cpio.parents("usr/lib/y", &mut made).unwrap();
+        cpio.tree("usr/lib/x", &tree).unwrap();
+        let bytes = cpio.finish().unwrap();
+        fs::remove_dir_all(&tree).unwrap();
+        assert!(bytes.len() < 2 * 4096, "{}", bytes.len());
+        let text = String::from_utf8_lossy(&bytes);
+        let modes: Vec<&str> = text.match_indices("070701").map(|(at, _)| &text[at + 14..at + 22]).collect();
+        // usr, usr/lib, usr/lib/x, the link, the program, the trailer.
+        assert_eq!(modes, ["000041ED", "000041ED", "000041ED", "0000A1FF", "000081ED", "00000000"]);
     }
 }

@@ -6,6 +6,7 @@
 
 mod boot;
 mod fetch;
+mod guest;
 mod initramfs;
 
 use std::ffi::OsString;
@@ -31,7 +32,7 @@ pub(crate) enum VmError {
     )]
     NoMirror,
     /// The mirror did not give what was asked for, for lack of a network or of the package.
-    #[error("apt-get {what}: {said}")]
+    #[error("apt-get {what}: {said} (another mirror: `cargo xtask vm --mirror URL`)")]
     Fetch {
         /// What was asked of apt-get.
         what: String,
@@ -92,6 +93,7 @@ struct Request {
     memory_mib: u32,
     seconds: u64,
     binary: Option<PathBuf>,
+    program: guest::Program,
     trees: Vec<(String, PathBuf)>,
     device: bool,
     command: Vec<String>,
@@ -109,6 +111,8 @@ cargo xtask vm [options] -- <arguments of qwen35-direct>
   --carveout            contiguous buffers in a reserved range instead of force_iova=1
   --no-device           boot without an NPU
   --put HOST=GUEST      copies a file or directory of the host into the machine (repeatable)
+  --xrt                 runs xrt-smi of Debian's XRT instead: `cargo xtask vm --xrt -- examine`
+  --program FILE        runs this program of the host instead, dynamic or not, with Debian's C and C++ libraries
   --memory MIB          the machine's memory (default 2048)
   --seconds N           limit for the whole boot (default 300)
   --binary FILE         a static qwen35-direct (default: built for x86_64-unknown-linux-musl, release)
@@ -126,6 +130,7 @@ impl Default for Request {
             memory_mib: 2048,
             seconds: 300,
             binary: None,
+            program: guest::Program::Ours,
             trees: Vec::new(),
             device: true,
             command: Vec::new(),
@@ -162,6 +167,8 @@ impl Request {
                         text.split_once('=').ok_or_else(|| format!("--put wants HOST=GUEST, not {text:?}\n{HELP}"))?;
                     r.trees.push((guest.trim_matches('/').to_owned(), PathBuf::from(host)));
                 }
+                Long("xrt") => r.program = guest::Program::Xrt,
+                Long("program") => r.program = guest::Program::Host(parser.value().map_err(bad)?.into()),
                 Long("memory") => r.memory_mib = parser.value().map_err(bad)?.parse().map_err(bad)?,
                 Long("seconds") => r.seconds = parser.value().map_err(bad)?.parse().map_err(bad)?,
                 Long("binary") => r.binary = Some(parser.value().map_err(bad)?.into()),
@@ -217,18 +224,9 @@ pub(crate) struct Answered {
 
 /// Whether a machine can be had here; else why not.
 pub(crate) fn available() -> Result<(), String> {
-    for tool in ["apt-get", "dpkg-deb", "xz"] {
-        let there = std::env::var_os("PATH")
-            .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(tool).is_file()));
-        if !there {
-            return Err(format!(
-                "no {tool} to get QEMU and a kernel with; `cargo xtask vm` takes your own by --qemu, --kernel and --modules"
-            ));
-        }
-    }
-    if fetch::host_mirror().is_none() {
-        return Err(VmError::NoMirror.to_string());
-    }
+    fetch::possible().map_err(|why| {
+        format!("{why}; `cargo xtask vm` takes your own machine by --qemu FILE, --kernel FILE and --modules DIR")
+    })?;
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let found = Command::new(rustc).args(["--print", "target-libdir", "--target", TRIPLE]).output();
     let library = found.map(|out| PathBuf::from(String::from_utf8_lossy(&out.stdout).trim())).unwrap_or_default();
@@ -269,6 +267,12 @@ pub(crate) fn ask(binary: &Path, trees: &[(&str, PathBuf)], command: &[String]) 
     })
 }
 
+/// The kernel's exported headers, fetched where they are not here yet: what goes behind a compiler's `-I`.
+pub(crate) fn kernel_headers(root: &Path) -> Result<PathBuf, String> {
+    fetch::possible()?;
+    fetch::headers(&target_directory(root).join("vm"), &fetch::Given::default()).map_err(|e| e.to_string())
+}
+
 pub(crate) fn target_directory(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
@@ -294,18 +298,29 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
     } else {
         Vec::new()
     };
-    initramfs::write(
+    let mut trees = guest::trees(&request.program, &home, &request.given)?;
+    trees.extend(request.trees.iter().cloned());
+    let size = initramfs::write(
         &initramfs,
         &initramfs::Contents {
             binary: &binary,
             modules: &parts.modules,
             parameters: request.addressing.module_parameters(),
             firmware: if request.npu == npu_model::Npu::Npu5 { "17f0_11" } else { "17f0_10" },
-            trees: &request.trees,
+            trees: &trees,
             writes: &writes,
+            program: request.program.path(),
             command: &request.command,
         },
     )?;
+    if live {
+        let program = fs::metadata(&binary).map_or(0, |m| m.len());
+        eprintln!(
+            "vm: initramfs {:.1} MB, of which the static binary {:.1} MB",
+            size as f64 / 1e6,
+            program as f64 / 1e6
+        );
+    }
     // A socket's path ends at 107 bytes; a build directory may lie deeper than that.
     let socket = std::env::temp_dir().join(format!("qwen35-npu-{name}.sock"));
     let server = if request.device {
