@@ -16,6 +16,7 @@ mod hygiene;
 mod notes;
 mod peer;
 mod readme;
+mod xrt;
 
 use crate::abi::Compared;
 use crate::timed::timed;
@@ -43,7 +44,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 12] = [
+const STAGES: [(&str, Stage); 13] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -55,6 +56,7 @@ const STAGES: [(&str, Stage); 12] = [
     ("peer", peer::run),
     ("readme", readme::run),
     ("demo", demo::run),
+    ("xrt", xrt::run),
     ("driver", driver::run),
 ];
 

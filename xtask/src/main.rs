@@ -14,11 +14,11 @@ const HELP: &str = "\
 cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
-                     fmt hygiene notes clippy docs abi tests oracle peer readme demo driver
+                     fmt hygiene notes clippy docs abi tests oracle peer readme demo xrt driver
   check --device NODE [--bundle B]
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's
                      references; leaves the device as it found it
-  abi [--header H]   the crate's ABI tables against the kernel's header, where a C compiler finds it
+  abi [--header H]   the crate's ABI tables against the kernel's header: this machine's, else Debian's
   supervise -- PROGRAM [ARGUMENT]...
                      a program that uses the driver, on the software NPU; `supervise --help` for more
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]

@@ -282,7 +282,7 @@ fn complaint(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|l| !l.is_empty());
     let file = lines().find(|l| l.starts_with("E: Failed to fetch"));
     file.or_else(|| lines().find(|l| l.starts_with("E: ")))
-        .or_else(|| lines().last())
+        .or_else(|| lines().next_back())
         .unwrap_or("no message")
         .to_owned()
 }

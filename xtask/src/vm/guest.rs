@@ -21,11 +21,12 @@ pub(super) enum Program {
 }
 
 const XRT_PROGRAM: &str = "/usr/bin/xrt-smi";
+/// What names the distribution.
+const SYSTEM: &str = "etc/os-release";
 const HOST_PROGRAM: &str = "/program";
 /// Where every dynamic program of this machine's kind looks for its loader.
 const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
-/// Libraries of the packages that tools in scripts' languages bring, which nothing here is linked with: they would
-/// double the archive.
+/// Libraries that Python brings, which no program here is linked with.
 const UNUSED: [&str; 5] = ["libcrypto", "libssl", "libsqlite3", "libdb-", "libncurses"];
 
 impl Program {
@@ -50,6 +51,17 @@ pub(super) fn trees(program: &Program, home: &Path, given: &Given) -> Result<Vec
     if matches!(program, Program::Xrt) {
         let tool = XRT_PROGRAM.trim_start_matches('/');
         found.push((tool.to_owned(), root.join(tool)));
+        // XRT refuses to describe a system without it, and no package that XRT needs has it.
+        let system = root.join(SYSTEM);
+        if !system.exists() {
+            let etc = root.join("etc");
+            fs::create_dir_all(&etc).map_err(|e| VmError::io("create", &etc, e))?;
+            super::write_whole(
+                &system,
+                b"NAME=\"Debian GNU/Linux\"\nPRETTY_NAME=\"Debian GNU/Linux 13 (trixie)\"\nID=debian\n",
+            )?;
+        }
+        found.push((SYSTEM.to_owned(), system));
     }
     let libraries = root.join(LIBRARIES);
     found.push((LOADER.to_owned(), libraries.join("ld-linux-x86-64.so.2")));

@@ -238,7 +238,16 @@ pub(crate) fn available() -> Result<(), String> {
 
 /// Gets the parts of the machine. `Ok(Err(..))` is the reason why the mirror does not give them.
 pub(crate) fn fetched(root: &Path) -> Result<Result<(), String>, String> {
-    match fetch::parts(&target_directory(root).join("vm"), &fetch::Given::default()) {
+    had(fetch::parts(&target_directory(root).join("vm"), &fetch::Given::default()))
+}
+
+/// Gets XRT's packages, answering as [`fetched`].
+pub(crate) fn fetched_xrt(root: &Path) -> Result<Result<(), String>, String> {
+    had(fetch::xrt(&target_directory(root).join("vm"), &fetch::Given::default()))
+}
+
+fn had<T>(fetched: Result<T, VmError>) -> Result<Result<(), String>, String> {
+    match fetched {
         Ok(_) => Ok(Ok(())),
         Err(why @ VmError::Fetch { .. }) => Ok(Err(why.to_string())),
         Err(why) => Err(why.to_string()),
@@ -252,13 +261,26 @@ pub(crate) fn static_binary_of(root: &Path) -> Result<PathBuf, String> {
 
 /// Runs one command of `binary` in the machine, with a default NPU.
 pub(crate) fn ask(binary: &Path, trees: &[(&str, PathBuf)], command: &[String]) -> Result<Answered, String> {
-    let request = Request {
+    answered(&Request {
         binary: Some(binary.to_owned()),
         trees: trees.iter().map(|(to, from)| ((*to).to_owned(), from.clone())).collect(),
         command: command.to_vec(),
         ..Request::default()
-    };
-    let booted = machine(&request, false).map_err(|e| e.to_string())?;
+    })
+}
+
+/// As [`ask`], of XRT's `xrt-smi`; `binary` is init.
+pub(crate) fn ask_xrt(binary: &Path, command: &[String]) -> Result<Answered, String> {
+    answered(&Request {
+        binary: Some(binary.to_owned()),
+        program: guest::Program::Xrt,
+        command: command.to_vec(),
+        ..Request::default()
+    })
+}
+
+fn answered(request: &Request) -> Result<Answered, String> {
+    let booted = machine(request, false).map_err(|e| e.to_string())?;
     Ok(Answered {
         exit: booted.exit.unwrap_or(-1),
         stdout: String::from_utf8_lossy(&booted.stdout).into_owned(),
