@@ -74,6 +74,10 @@ pub(crate) enum Request {
         kernels_from: Option<PathBuf>,
         threads: usize,
     },
+    Verify {
+        bundle: PathBuf,
+        json: bool,
+    },
     Devices,
     Inspect {
         path: PathBuf,
@@ -233,6 +237,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
             kernels_from: given.kernels_from,
             threads: given.threads,
         },
+        Command::Verify => Request::Verify { bundle: next(), json: given.json },
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
         Command::DriverCheck => Request::DriverCheck(given.driver_check()?),

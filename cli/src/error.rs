@@ -75,6 +75,9 @@ pub(crate) enum CliError {
     /// The references of a bundle did not come out.
     #[error("check failed: see the table")]
     CheckFailed,
+    /// A bundle is not whole.
+    #[error("verify: {0} problems: see above")]
+    NotVerified(usize),
     /// Some driver cases did not come out.
     #[error("driver-check: {0} cases failed: see above")]
     DriverCheckFailed(usize),

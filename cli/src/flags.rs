@@ -6,6 +6,7 @@ pub(crate) enum Command {
     Chat,
     Check,
     Export,
+    Verify,
     Demo,
     Devices,
     Inspect,
@@ -40,6 +41,13 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         word: "export",
         positional: &["checkpoint", "bundle"],
         help: "makes a bundle of a Hugging Face checkpoint",
+    },
+    CommandSpec {
+        command: Command::Verify,
+        word: "verify",
+        positional: &["bundle"],
+        help: "says which bundle a directory is and whether it is whole: checksums, everything that loading checks, \
+               what a broken download leaves",
     },
     CommandSpec {
         command: Command::Demo,
@@ -115,12 +123,13 @@ const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Com
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
 const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::DriverCheck];
-const REPORTS: &[Command] = &[Command::Inspect, Command::DriverCheck];
+const REPORTS: &[Command] = &[Command::Verify, Command::Inspect, Command::DriverCheck];
 const DRIVER: &[Command] = &[Command::DriverCheck];
 const ALL: &[Command] = &[
     Command::Chat,
     Command::Check,
     Command::Export,
+    Command::Verify,
     Command::Demo,
     Command::Devices,
     Command::Inspect,

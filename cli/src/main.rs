@@ -18,6 +18,7 @@ mod output;
 mod picture;
 mod prompt;
 mod talk;
+mod verify;
 
 use arguments::{Request, UsageError};
 use error::CliError;
@@ -60,6 +61,7 @@ fn run() -> Result<(), CliError> {
             };
             export::run(&options)
         }
+        Request::Verify { bundle, json } => verify::run(&bundle, json),
         Request::Devices => npu::list(),
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
         Request::DriverCheck(options) => driver_check::run(&options),

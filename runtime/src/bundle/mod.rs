@@ -8,6 +8,9 @@
 //! kernels/        xclbin containers and instruction streams
 //! ```
 //!
+//! Our exporter adds `checksums.txt`, the SHA-256 of every other file, and `quantisation.txt`, what the format took from
+//! each weight; loading needs neither.
+//!
 //! [`Bundle::open`] checks everything it can without the NPU, so that what it returns can be trusted: every record of
 //! the manifest typed and consistent, every tensor of the model there with its type, shape and size, every kernel file
 //! there and sane. The parameters and records are those of [`TextParams`], [`VisionParams`], [`GemmRecord`],

@@ -1,6 +1,8 @@
 //! From a Hugging Face checkpoint to a bundle.
 //!
-//! The bundle is written beside its place and moved there when it is whole and [`Bundle::open`] accepts it. Without
+//! The bundle is written beside its place and moved there when it is whole and [`Bundle::open`] accepts it. Weights are
+//! read a row at a time and packed a tensor at a time, one being written while the next is packed: memory holds two
+//! packed tensors, whatever the size of the checkpoint. Without
 //! [`ExportOptions::kernels_from`] its kernels are reference kernels ([`crate::reference`]), which the software NPU
 //! runs; on hardware a bundle needs kernels compiled for the AIE cores, taken from a bundle that has them.
 //!
@@ -10,6 +12,7 @@
 
 mod config;
 mod plan;
+mod quantisation;
 mod refs;
 mod safetensors;
 mod staging;
@@ -21,6 +24,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use host_ops::pool::Pool;
+pub use quantisation::Quantisation;
 use serde_json::Value;
 
 use crate::bundle::{Bundle, Manifest, WeightFormat};
@@ -94,7 +98,7 @@ pub struct Progress<'a> {
 }
 
 /// What an export wrote.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// The bundle.
     pub out: PathBuf,
@@ -106,6 +110,8 @@ pub struct Summary {
     pub streams: usize,
     /// Reference runs.
     pub refs: usize,
+    /// What the format took from each packed weight, in the order of the file; also in the bundle's `quantisation.txt`.
+    pub quantisation: Vec<Quantisation>,
 }
 
 /// An export that failed; nothing that loads is left behind.
@@ -164,18 +170,20 @@ pub fn export(
         None => write_kernels(&manifest, &mut |name, bytes| staging.write(name, bytes))?,
     }
     let pool = Pool::new(options.threads);
-    let bytes = writer::write(&staging, &jobs, &pool, progress)?;
+    let written = writer::write(&staging, &jobs, &pool, progress)?;
+    staging.write("quantisation.txt", quantisation::render(&written.quantisation).as_bytes())?;
     // Last, so that what is left of an export that was killed is no bundle.
-    staging.write("manifest.txt", manifest.render().as_bytes())?;
+    staging.write_last("manifest.txt", manifest.render().as_bytes())?;
     Bundle::open(&staging.dir)
         .map_err(|error| ExportError(format!("the bundle that was written is not sound: {error}")))?;
     staging.finish()?;
     Ok(Summary {
         out: options.out.clone(),
         tensors: jobs.len(),
-        bytes,
+        bytes: written.bytes,
         streams: manifest.gemms.values().map(|gemm| gemm.chunks.len()).sum::<usize>() + manifest.gemvs.len(),
         refs: manifest.refs.len(),
+        quantisation: written.quantisation,
     })
 }
 

@@ -98,7 +98,7 @@ fn job(name: String, source: &Source) -> Result<Job<'_>, ExportError> {
     };
     let fill = Box::new(move |_: &_, out: &mut [u8]| {
         out.copy_from_slice(&source.bytes()?);
-        Ok(())
+        Ok(None)
     });
     Ok(Job::new(name, dtype, &source.shape, fill))
 }

@@ -1,10 +1,12 @@
 //! A directory that appears complete or not at all.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::ExportError;
+use crate::checksums::{self, Checksums, Digest};
 
 /// A bundle that is being written beside its final place. Dropped unfinished, it removes itself.
 #[derive(Debug)]
@@ -12,6 +14,7 @@ pub(super) struct Staging {
     /// Where files are written now.
     pub(super) dir: PathBuf,
     out: PathBuf,
+    sums: RefCell<Checksums>,
     finished: bool,
 }
 
@@ -36,7 +39,7 @@ impl Staging {
             fs::remove_dir_all(&dir).map_err(|error| failed("remove", &dir, &error))?;
         }
         fs::create_dir(&dir).map_err(|error| failed("create", &dir, &error))?;
-        let staging = Self { dir, out: out.to_owned(), finished: false };
+        let staging = Self { dir, out: out.to_owned(), sums: RefCell::default(), finished: false };
         staging.subdirectory("kernels")?;
         Ok(staging)
     }
@@ -47,7 +50,7 @@ impl Staging {
         fs::create_dir_all(&path).map_err(|error| failed("create", &path, &error))
     }
 
-    /// Writes a file to the disk.
+    /// Writes a file to the disk, and remembers its checksum.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), ExportError> {
         if let Some((folder, _)) = name.rsplit_once('/') {
             self.subdirectory(folder)?;
@@ -58,7 +61,23 @@ impl Staging {
             file.write_all(bytes)?;
             file.sync_all()
         };
-        write().map_err(|error| failed("write", &path, &error))
+        write().map_err(|error| failed("write", &path, &error))?;
+        self.written(name, checksums::digest(bytes));
+        Ok(())
+    }
+
+    /// Remembers the checksum of a file that was written by other means.
+    pub(super) fn written(&self, name: &str, digest: Digest) {
+        self.sums.borrow_mut().insert(name, digest);
+    }
+
+    /// Writes the checksums of all files, and of `last`, which is written after them: what a directory without it holds
+    /// is no bundle.
+    pub(super) fn write_last(&self, name: &str, last: &[u8]) -> Result<(), ExportError> {
+        self.written(name, checksums::digest(last));
+        let text = self.sums.borrow().render();
+        self.write(checksums::FILE, text.as_bytes())?;
+        self.write(name, last)
     }
 
     /// Moves the directory to its final place.

@@ -15,8 +15,9 @@ use host_ops::pool::Pool;
 use host_ops::w8;
 
 use super::ExportError;
+use super::quantisation::Meter;
 use super::safetensors::{Source, Tensors};
-use super::writer::{Job, RowFn, pack_stream, packing, read_row};
+use super::writer::{Job, RowFn, pack_metered, packing, read_row};
 use crate::bundle::{Manifest, VisionParams, WeightFormat};
 
 /// The jobs of the tower.
@@ -81,8 +82,9 @@ struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    /// Row n as the stream holds it, and its factor. `row` is as long as all slices together.
-    fn row(&self, n: usize, row: &mut [f32]) -> std::io::Result<f32> {
+    /// Row n as the stream holds it, and its factor. `row` is as long as all slices together; `wanted`, as long or empty,
+    /// gets the row as the checkpoint has it.
+    fn row(&self, n: usize, row: &mut [f32], wanted: &mut [f32]) -> std::io::Result<f32> {
         if n >= self.outputs {
             row.fill(0.0);
             return Ok(1.0);
@@ -90,6 +92,7 @@ impl Linear<'_> {
         let (values, padding) = row.split_at_mut(self.inputs.min(row.len()));
         padding.fill(0.0);
         (self.rows)(n, values)?;
+        wanted.iter_mut().zip(&*values).for_each(|(wanted, value)| *wanted = *value);
         Ok(if self.w8 { w8::quantise(values) } else { 1.0 })
     }
 
@@ -103,7 +106,7 @@ impl Linear<'_> {
         pool.run_chunks(&mut factors[..self.outputs], 16, &|chunk, factors| {
             let mut row = vec![0.0; self.inputs];
             for (index, factor) in factors.iter_mut().enumerate() {
-                match self.row(chunk * 16 + index, &mut row) {
+                match self.row(chunk * 16 + index, &mut row, &mut []) {
                     Ok(found) => *factor = found,
                     Err(error) => {
                         first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -198,7 +201,8 @@ impl<'a> Builder<'a> {
                 let bias = if slice == 0 { linear.stored_bias(pool)? } else { vec![0.0; linear.columns] };
                 let (from, k, weight) = (slice * layout.k(), layout.k(), &*linear);
                 let rows = &WeightRows { weight, from, k };
-                pack_stream(pool, &layout, &|n, out| rows.read(n, out), layout.has_bias().then_some(&bias[..]), out)
+                let bias = layout.has_bias().then_some(&bias[..]);
+                pack_metered(pool, &layout, &|n, out, meter| rows.read(n, out, meter), bias, out)
             });
             jobs.push(Job::packed(ours, gemm.b_bytes, fill));
         }
@@ -215,11 +219,15 @@ struct WeightRows<'w, 'a> {
 }
 
 impl WeightRows<'_, '_> {
-    fn read(&self, n: usize, out: &mut [f32]) -> std::io::Result<()> {
+    fn read(&self, n: usize, out: &mut [f32], meter: &Meter) -> std::io::Result<()> {
         // The factor belongs to the whole row, whichever slice of it is wanted.
         let mut row = vec![0.0; self.weight.inputs.max(self.from + self.k)];
-        self.weight.row(n, &mut row)?;
-        out.copy_from_slice(&row[self.from..self.from + self.k]);
+        let mut wanted = row.clone();
+        let factor = self.weight.row(n, &mut row, &mut wanted)?;
+        let slice = self.from..self.from + self.k;
+        out.copy_from_slice(&row[slice.clone()]);
+        // Blocks hold eight-bit values exactly.
+        meter.note(n, &wanted[slice], out.iter().map(|value| value * factor));
         Ok(())
     }
 }

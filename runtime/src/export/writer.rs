@@ -2,23 +2,27 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
 
 use host_ops::pack::{BStream, Format, PackError, Rows};
 use host_ops::pool::Pool;
+use sha2::{Digest as _, Sha256};
 
+use super::quantisation::{Meter, Quantisation};
 use super::safetensors::Source;
 use super::staging::{Staging, failed};
 use super::{ExportError, Progress};
 use crate::bundle::{DType, WeightFormat};
+use crate::checksums::Digest;
 
 /// Writers align every tensor to this.
 const ALIGN: u64 = 64;
 
-/// Fills a tensor's bytes, which are zero before.
-pub(super) type Fill<'a> = Box<dyn Fn(&Pool, &mut [u8]) -> Result<(), ExportError> + 'a>;
+/// Fills a tensor's bytes, which are zero before. What is packed says what that took from it.
+pub(super) type Fill<'a> = Box<dyn Fn(&Pool, &mut [u8]) -> Result<Option<Meter>, ExportError> + 'a>;
 
 /// A tensor to be written.
 pub(super) struct Job<'a> {
@@ -53,7 +57,7 @@ impl<'a> Job<'a> {
             for (place, value) in out.chunks_exact_mut(4).zip(&values) {
                 place.copy_from_slice(&value.to_le_bytes());
             }
-            Ok(())
+            Ok(None)
         });
         Self::new(name, DType::F32, shape, fill)
     }
@@ -68,41 +72,90 @@ pub(super) fn total(jobs: &[Job<'_>]) -> u64 {
     jobs.iter().map(Job::bytes).sum()
 }
 
-/// Runs the jobs in order: `tensors.bin` and `tensors.txt`. Memory: the largest tensor.
+/// What was written.
+pub(super) struct Written {
+    /// Bytes of `tensors.bin`.
+    pub(super) bytes: u64,
+    pub(super) quantisation: Vec<Quantisation>,
+}
+
+/// Runs the jobs in order: `tensors.bin` and `tensors.txt`. While a tensor is packed, the one before goes to the disk:
+/// memory holds these two.
 pub(super) fn write(
     staging: &Staging,
     jobs: &[Job<'_>],
     pool: &Pool,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<u64, ExportError> {
+) -> Result<Written, ExportError> {
     let path = staging.dir.join("tensors.bin");
     let disk = |error: io::Error| failed("write", &path, &error);
-    let mut file = BufWriter::new(File::create_new(&path).map_err(disk)?);
-    let (mut index, mut offset, mut done) = (String::new(), 0_u64, 0_u64);
-    let total = total(jobs);
-    let mut bytes = Vec::new();
+    let file = File::create_new(&path).map_err(disk)?;
+    let mut index = String::new();
+    let mut written = Written { bytes: 0, quantisation: Vec::new() };
+    let digest = thread::scope(|scope| {
+        // No room in the channel: a packed tensor waits here until the one before is on its way.
+        let (packed, to_write) = mpsc::sync_channel::<Vec<u8>>(0);
+        let (used, empty) = mpsc::channel::<Vec<u8>>();
+        let writer = scope.spawn(move || to_disk(file, &to_write, &used));
+        let result = pack(jobs, pool, progress, &mut index, &mut written, &mut |bytes| {
+            // A writer that has gone says why below.
+            packed.send(bytes).is_ok().then(|| empty.try_recv().unwrap_or_default())
+        });
+        drop(packed);
+        let digest = writer.join().map_err(|_| ExportError("the thread that writes has panicked".to_owned()))?;
+        result.and(digest.map_err(disk))
+    })?;
+    staging.written("tensors.bin", digest);
+    staging.write("tensors.txt", index.as_bytes())?;
+    Ok(written)
+}
+
+/// Writes what comes and hands the memory back; the digest of all of it.
+fn to_disk(mut file: File, from: &mpsc::Receiver<Vec<u8>>, used: &mpsc::Sender<Vec<u8>>) -> io::Result<Digest> {
+    let mut hasher = Sha256::new();
+    for bytes in from {
+        file.write_all(&bytes)?;
+        hasher.update(&bytes);
+        // At the end nobody wants it back.
+        let _ = used.send(bytes);
+    }
+    file.sync_all()?;
+    Ok(hasher.finalize().into())
+}
+
+/// Packs one job after another and gives each to `out` with the padding before it; `out` gives memory for the next, or
+/// nothing when it takes no more.
+fn pack(
+    jobs: &[Job<'_>],
+    pool: &Pool,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    index: &mut String,
+    written: &mut Written,
+    out: &mut dyn FnMut(Vec<u8>) -> Option<Vec<u8>>,
+) -> Result<(), ExportError> {
+    let (mut bytes, mut done, total) = (Vec::new(), 0, total(jobs));
     for job in jobs {
         if progress(Progress { done, total, tensor: &job.name }).is_break() {
             return Err(ExportError("interrupted".to_owned()));
         }
-        let start = offset.next_multiple_of(ALIGN);
-        // In bounds: fewer than 64 bytes of padding.
-        file.write_all(&[0; ALIGN as usize][..(start - offset) as usize]).map_err(disk)?;
+        let start = written.bytes.next_multiple_of(ALIGN);
+        let padding = (start - written.bytes) as usize;
         bytes.clear();
-        bytes.resize(job.bytes() as usize, 0);
-        (job.fill)(pool, &mut bytes).map_err(|error| ExportError(format!("tensor `{}`: {error}", job.name)))?;
-        file.write_all(&bytes).map_err(disk)?;
+        bytes.resize(padding + job.bytes() as usize, 0);
+        let meter = (job.fill)(pool, &mut bytes[padding..])
+            .map_err(|error| ExportError(format!("tensor `{}`: {error}", job.name)))?;
+        written.quantisation.extend(meter.map(|meter| meter.total(&job.name)));
         let shape: Vec<String> = job.shape.iter().map(ToString::to_string).collect();
         // Writing to a string does not fail.
-        let _ = writeln!(index, "{} {} {} {start} {}", job.name, job.dtype.name(), shape.join(","), bytes.len());
-        offset = start + bytes.len() as u64;
-        done += bytes.len() as u64;
+        let _ = writeln!(index, "{} {} {} {start} {}", job.name, job.dtype.name(), shape.join(","), job.bytes());
+        written.bytes = start + job.bytes();
+        done += job.bytes();
+        // The writer's own error is the one to tell.
+        let Some(next) = out(bytes) else { return Ok(()) };
+        bytes = next;
     }
     let _ = progress(Progress { done, total, tensor: "" });
-    let file = file.into_inner().map_err(|error| disk(error.into_error()))?;
-    file.sync_all().map_err(disk)?;
-    staging.write("tensors.txt", index.as_bytes())?;
-    Ok(offset)
+    Ok(())
 }
 
 /// A weight by rows: `(n, out)` writes the inputs of output n from the first, zeros past the last.
@@ -130,6 +183,9 @@ pub(super) fn packing(format: WeightFormat) -> Result<Format, ExportError> {
     }
 }
 
+/// Rows of a weight, as the packer asks for them; with them goes what they lose.
+pub(super) type MeteredRows<'a> = dyn Fn(usize, &mut [f32], &Meter) -> io::Result<()> + Sync + 'a;
+
 /// Packs `[n, k]` rows as the stream of a GEMM.
 pub(super) fn pack_stream(
     pool: &Pool,
@@ -137,8 +193,22 @@ pub(super) fn pack_stream(
     rows: &(dyn Fn(usize, &mut [f32]) -> io::Result<()> + Sync),
     bias: Option<&[f32]>,
     out: &mut [u8],
-) -> Result<(), ExportError> {
-    caught(rows, |source| layout.pack(pool, source, bias, out))
+) -> Result<Option<Meter>, ExportError> {
+    let format = layout.format();
+    pack_metered(pool, layout, &|row, out, meter| metered(rows, row, out, meter, format), bias, out)
+}
+
+/// As [`pack_stream`], for rows that measure themselves.
+pub(super) fn pack_metered(
+    pool: &Pool,
+    layout: &BStream,
+    rows: &MeteredRows<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [u8],
+) -> Result<Option<Meter>, ExportError> {
+    let meter = Meter::new(layout.n());
+    caught(&|row, out| rows(row, out, &meter), |source| layout.pack(pool, source, bias, out))?;
+    Ok(Some(meter))
 }
 
 /// Packs rows in row layout.
@@ -147,8 +217,23 @@ pub(super) fn pack_rows(
     layout: &Rows,
     rows: &(dyn Fn(usize, &mut [f32]) -> io::Result<()> + Sync),
     out: &mut [u8],
-) -> Result<(), ExportError> {
-    caught(rows, |source| layout.pack(pool, source, out))
+) -> Result<Option<Meter>, ExportError> {
+    let (meter, format) = (Meter::new(layout.rows()), layout.format());
+    caught(&|row, out| metered(rows, row, out, &meter, format), |source| layout.pack(pool, source, out))?;
+    Ok(Some(meter))
+}
+
+/// Reads a row and notes what packing it loses.
+fn metered(
+    rows: &(dyn Fn(usize, &mut [f32]) -> io::Result<()> + Sync),
+    row: usize,
+    out: &mut [f32],
+    meter: &Meter,
+    format: Format,
+) -> io::Result<()> {
+    rows(row, out)?;
+    meter.packed(row, out, format);
+    Ok(())
 }
 
 /// The packer asks for rows from many threads and takes no error for an answer: keeps the first and reports it after.

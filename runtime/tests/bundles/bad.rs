@@ -10,7 +10,7 @@ use runtime::bundle::{Bundle, BundleError};
 use runtime::export::{ExportOptions, export};
 
 /// A good bundle with reference runs; lives as long as its checkpoint.
-fn good(name: &str) -> (Checkpoint, PathBuf) {
+pub(crate) fn good(name: &str) -> (Checkpoint, PathBuf) {
     let checkpoint = Checkpoint::new(name, &Shape::light());
     let mut options = ExportOptions::new(checkpoint.dir.clone(), checkpoint.folder.join("bundle"));
     options.max_prompt = Some(512);
@@ -105,8 +105,8 @@ fn manifests() {
             "expected head_rows x D, 320 x 512",
         ),
         ("tokcase - ,", "tokcase zz ,", "`zz`: expected UTF-8 text in hex, or `-`"),
-        ("tokcase 78 7,8", "tokcase 78 7,x", "expected comma-separated token ids"),
-        ("tokcase 78 7,8", "tokcase 78", "`tokcase` needs a list of ids as field 2"),
+        ("tokcase 7879 120,121", "tokcase 7879 120,x", "expected comma-separated token ids"),
+        ("tokcase 7879 120,121", "tokcase 7879", "`tokcase` needs a list of ids as field 2"),
         ("ref image ", "ref plain ", "a second reference run `plain`"),
         ("thinking=1", "thinking=yes", "`thinking=yes`: expected 0 or 1"),
         ("images=2", "images=2000", "expected at most 64"),

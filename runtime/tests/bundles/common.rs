@@ -188,7 +188,7 @@ impl Checkpoint {
             "images": {"a": {"file": "image.safetensors"}},
             "cases": [case("plain", &[], None), case("image", &["a"], None), case("two", &["a", "a"], None),
                       case("system", &[], Some(" Be brief. "))],
-            "tokenizer": [{"text": "", "ids": []}, {"text": "x", "ids": [7, 8]}],
+            "tokenizer": [{"text": "", "ids": []}, {"text": "xy", "ids": [120, 121]}],
         });
         fs::write(dir.join("index.json"), index.to_string()).unwrap();
         dir

@@ -5,3 +5,4 @@
 mod bad;
 mod common;
 mod export;
+mod verify;
