@@ -71,6 +71,13 @@ pub struct Faults {
     pub hang_command: Option<u64>,
     /// The command of this number ends with an error status of the firmware.
     pub fail_command: Option<u64>,
+    /// From the command of this number on, the firmware of a PCI device answers nothing at all: no command, no
+    /// management message.
+    pub silent_from: Option<u64>,
+    /// The command of this number raises an asynchronous error of the array on a PCI device, and ends well.
+    pub async_error: Option<u64>,
+    /// A PCI device does not start again after its first suspend.
+    pub no_resume: bool,
     /// Every n-th EXEC_CMD or syncobj wait that reaches its blocking point returns EINTR.
     pub interrupt_every: Option<u64>,
     /// CREATE_BO fails with ENOMEM when live buffers would exceed this many bytes.

@@ -1,7 +1,7 @@
 //! Debian's XRT beside us: what its `xrt-smi` and our `devices` say of the same virtual NPU under the same driver.
 
 use super::{Outcome, Tally};
-use crate::vm;
+use crate::vm::{self, Scenario, Step};
 use std::path::Path;
 
 /// What XRT calls an NPU4.
@@ -26,14 +26,17 @@ pub(super) fn run(root: &Path) -> Outcome {
 
 fn compared(root: &Path) -> Result<(), String> {
     let binary = vm::static_binary_of(root)?;
-    let ours = vm::ask(&binary, &[], &["devices".to_owned()])?;
-    let theirs = vm::ask_xrt(&binary, &["examine".to_owned()])?;
-    for (program, said) in [("devices", &ours), ("xrt-smi examine", &theirs)] {
-        crate::print(&format!("{program}: exit code {}, {:.1} s\n{}", said.exit, said.seconds, said.stdout));
-        if said.exit != 0 {
-            return Err(format!("{program} ended with {}: {}", said.exit, said.stderr.trim()));
+    let examine = [vm::XRT_PROGRAM, "examine"].map(str::to_owned).to_vec();
+    let steps = vec![Step::Run(vec!["devices".to_owned()]), Step::Program(examine)];
+    let ended = vm::scenario(Scenario { binary, xrt: true, steps, ..Scenario::default() })?;
+    crate::print(&format!("{:.1} s, boot to power-off\n", ended.seconds));
+    for done in &ended.done {
+        crate::print(&format!("{done}\n{}", done.stdout));
+        if !done.is_fine() {
+            return Err(format!("{done}: {}", done.stderr.trim()));
         }
     }
+    let [ours, theirs] = &ended.done[..] else { return Err("the machine ended early".into()) };
     agree(&ours.stdout, &theirs.stdout)
 }
 

@@ -58,7 +58,9 @@ pub(super) struct Booted {
     /// What the command printed; printed already where the boot was live.
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-    pub console: PathBuf,
+    /// What the kernel and init said, and the file that holds it.
+    pub console: String,
+    pub console_file: PathBuf,
     /// Seconds from power-on to the command's start, as the guest's own clock has it.
     pub start_seconds: Option<f64>,
     pub seconds: f64,
@@ -120,7 +122,8 @@ pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
             }
             if live {
                 let mut to = std::io::stdout().lock();
-                let _ = to.write_all(&chunk[..n]).and_then(|()| to.flush());
+                let shown: Vec<u8> = chunk[..n].iter().copied().filter(|&b| b != super::step::SEPARATOR).collect();
+                let _ = to.write_all(&shown).and_then(|()| to.flush());
             }
             all.extend_from_slice(&chunk[..n]);
         }
@@ -147,7 +150,7 @@ pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
     let stdout = reader.join().unwrap_or_default();
     let complaints = complaints.join().unwrap_or_default();
     let log = fs::read(&console).unwrap_or_default();
-    let log = String::from_utf8_lossy(&log);
+    let log = String::from_utf8_lossy(&log).into_owned();
     let after = |mark: &str| log.lines().rev().find_map(|l| l.split(mark).nth(1).map(|r| r.trim().to_owned()));
     let exit = after(EXIT_MARK).and_then(|t| t.parse().ok());
     if exit.is_none() && stdout.is_empty() && !complaints.trim().is_empty() {
@@ -156,12 +159,14 @@ pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
             what: complaints.lines().last().unwrap_or_default().to_owned(),
         });
     }
+    let start_seconds = after(START_MARK).and_then(|t| t.parse().ok());
     Ok(Booted {
         exit,
         stdout,
         stderr: fs::read(&stderr).unwrap_or_default(),
-        start_seconds: after(START_MARK).and_then(|t| t.parse().ok()),
-        console,
+        start_seconds,
+        console: log,
+        console_file: console,
         seconds,
     })
 }

@@ -20,7 +20,8 @@ pub(super) enum Program {
     Host(PathBuf),
 }
 
-const XRT_PROGRAM: &str = "/usr/bin/xrt-smi";
+/// Where it is in the machine.
+pub(crate) const XRT_PROGRAM: &str = "/usr/bin/xrt-smi";
 /// What names the distribution.
 const SYSTEM: &str = "etc/os-release";
 const HOST_PROGRAM: &str = "/program";

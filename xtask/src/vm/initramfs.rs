@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::VmError;
+use super::{Step, VmError};
 
 /// A `newc` cpio archive under construction (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 #[derive(Debug)]
@@ -142,10 +142,8 @@ pub(super) struct Contents<'a> {
     pub trees: &'a [(String, PathBuf)],
     /// Files that init writes before the command runs: (path, text).
     pub writes: &'a [(String, String)],
-    /// The program that init runs, as the machine sees it; without one, our own binary.
-    pub program: Option<&'a str>,
-    /// The command's words, without the program.
-    pub command: &'a [String],
+    /// What init does then.
+    pub steps: &'a [Step],
 }
 
 /// Writes the archive to `to` and returns its size in bytes.
@@ -187,15 +185,8 @@ fn fill<W: Write>(cpio: &mut Cpio<W>, c: &Contents<'_>) -> io::Result<()> {
     for (path, text) in c.writes {
         script.push_str(&format!("write {path} {text}\n"));
     }
-    if let Some(program) = c.program {
-        script.push_str(&format!("program {program}\n"));
-    }
-    for word in c.command {
-        script.push_str("argument ");
-        for byte in word.as_bytes() {
-            script.push_str(&format!("{byte:02x}"));
-        }
-        script.push('\n');
+    for step in c.steps {
+        step.write(&mut script);
     }
     cpio.file("etc/qwen35-init", 0o644, script.as_bytes())
 }

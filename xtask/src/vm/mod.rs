@@ -8,6 +8,8 @@ mod boot;
 mod fetch;
 mod guest;
 mod initramfs;
+mod request;
+mod step;
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,6 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+pub(crate) use guest::XRT_PROGRAM;
+use request::Request;
+pub(crate) use step::{Done, Step};
 
 /// Why a virtual machine could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -83,143 +89,84 @@ fn write_whole(to: &Path, bytes: &[u8]) -> Result<(), VmError> {
     fs::rename(&partial, to).map_err(|e| VmError::io("rename", &partial, e))
 }
 
-/// What `cargo xtask vm` was asked for.
-#[derive(Debug)]
-struct Request {
-    given: fetch::Given,
-    npu: npu_model::Npu,
-    protocol: (u32, u32),
-    addressing: boot::Addressing,
-    memory_mib: u32,
-    seconds: u64,
-    binary: Option<PathBuf>,
-    program: guest::Program,
-    trees: Vec<(String, PathBuf)>,
-    device: bool,
-    command: Vec<String>,
-}
-
 /// For a release build from nothing on two cores.
 const BUILD: Duration = Duration::from_secs(20 * 60);
 /// What the binary of the machine is built for.
 const TRIPLE: &str = "x86_64-unknown-linux-musl";
 
-const HELP: &str = "\
-cargo xtask vm [options] -- <arguments of qwen35-direct>
-  --npu 4|5|6           the virtual part (default 4: Strix Point)
-  --protocol M.N        firmware protocol (default 6.18)
-  --carveout            contiguous buffers in a reserved range instead of force_iova=1
-  --no-device           boot without an NPU
-  --put HOST=GUEST      copies a file or directory of the host into the machine (repeatable)
-  --xrt                 runs xrt-smi of Debian's XRT instead: `cargo xtask vm --xrt -- examine`
-  --program FILE        runs this program of the host instead, dynamic or not, with Debian's C and C++ libraries
-  --memory MIB          the machine's memory (default 2048)
-  --seconds N           limit for the whole boot (default 300)
-  --binary FILE         a static qwen35-direct (default: built for x86_64-unknown-linux-musl, release)
-  --qemu FILE           a QEMU of at least 10.1 (default: the system's, else fetched)
-  --kernel FILE --modules DIR   an image and its `kernel/` module tree (default: fetched)
-  --mirror URL          Debian mirror to fetch from (default: that of the host's apt)";
-
-impl Default for Request {
-    fn default() -> Self {
-        Self {
-            given: fetch::Given::default(),
-            npu: npu_model::Npu::Npu4,
-            protocol: (6, 18),
-            addressing: boot::Addressing::Iova,
-            memory_mib: 2048,
-            seconds: 300,
-            binary: None,
-            program: guest::Program::Ours,
-            trees: Vec::new(),
-            device: true,
-            command: Vec::new(),
-        }
-    }
-}
-
-impl Request {
-    fn parse(arguments: &[OsString]) -> Result<Self, String> {
-        use lexopt::prelude::*;
-        let mut parser = lexopt::Parser::from_args(arguments.iter().cloned());
-        let mut r = Self::default();
-        let bad = |e: lexopt::Error| format!("{e}\n{HELP}");
-        while let Some(arg) = parser.next().map_err(bad)? {
-            match arg {
-                Long("npu") => {
-                    r.npu = match parser.value().map_err(bad)?.to_str() {
-                        Some("4") => npu_model::Npu::Npu4,
-                        Some("5") => npu_model::Npu::Npu5,
-                        Some("6") => npu_model::Npu::Npu6,
-                        _ => return Err(format!("--npu wants 4, 5 or 6\n{HELP}")),
-                    };
-                }
-                Long("protocol") => {
-                    let text = parser.value().map_err(bad)?.string().map_err(bad)?;
-                    let parsed = text.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-                    r.protocol = parsed.ok_or_else(|| format!("--protocol wants MAJOR.MINOR, not {text:?}\n{HELP}"))?;
-                }
-                Long("carveout") => r.addressing = boot::Addressing::Carveout,
-                Long("no-device") => r.device = false,
-                Long("put") => {
-                    let text = parser.value().map_err(bad)?.string().map_err(bad)?;
-                    let (host, guest) =
-                        text.split_once('=').ok_or_else(|| format!("--put wants HOST=GUEST, not {text:?}\n{HELP}"))?;
-                    r.trees.push((guest.trim_matches('/').to_owned(), PathBuf::from(host)));
-                }
-                Long("xrt") => r.program = guest::Program::Xrt,
-                Long("program") => r.program = guest::Program::Host(parser.value().map_err(bad)?.into()),
-                Long("memory") => r.memory_mib = parser.value().map_err(bad)?.parse().map_err(bad)?,
-                Long("seconds") => r.seconds = parser.value().map_err(bad)?.parse().map_err(bad)?,
-                Long("binary") => r.binary = Some(parser.value().map_err(bad)?.into()),
-                Long("qemu") => r.given.qemu = Some(parser.value().map_err(bad)?.into()),
-                Long("kernel") => r.given.kernel = Some(parser.value().map_err(bad)?.into()),
-                Long("modules") => r.given.modules = Some(parser.value().map_err(bad)?.into()),
-                Long("mirror") => r.given.mirror = Some(parser.value().map_err(bad)?.string().map_err(bad)?),
-                Long("help") => return Err(HELP.to_owned()),
-                Value(first) => {
-                    r.command.push(first.string().map_err(bad)?);
-                    for word in parser.raw_args().map_err(bad)? {
-                        r.command.push(word.string().map_err(bad)?);
-                    }
-                }
-                other => return Err(format!("{}\n{HELP}", other.unexpected())),
-            }
-        }
-        Ok(r)
-    }
-}
-
-/// Runs the command; `Ok(true)` where it ended with exit code 0, `Err` for wrong usage.
+/// Runs the steps; `Ok(true)` where all went well, `Err` for wrong usage.
 pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     let request = Request::parse(arguments)?;
-    Ok(match machine(&request, true) {
-        Ok(booted) => {
-            let mut err = io::stderr().lock();
-            let _ = err.write_all(&booted.stderr);
-            let _ = writeln!(
-                err,
-                "vm: exit code {}, command started {} s after the kernel, {:.1} s in all",
-                booted.exit.map_or_else(|| "unknown".to_owned(), |c| c.to_string()),
-                booted.start_seconds.map_or_else(|| "?".to_owned(), |s| format!("{s:.1}")),
-                booted.seconds
-            );
-            booted.exit == Some(0)
-        }
+    let ended = match machine(&request, true) {
+        Ok(ended) => ended,
         Err(e) => {
             eprintln!("vm: {e}");
-            false
+            return Ok(false);
         }
-    })
+    };
+    let mut err = io::stderr().lock();
+    for done in &ended.done {
+        let _ = err.write_all(done.stderr.as_bytes());
+        let _ = writeln!(err, "vm: {done}");
+    }
+    let _ = writeln!(
+        err,
+        "vm: first step {} s after the kernel, {:.1} s in all; initramfs {:.1} MB, of which the static binary {:.1} MB",
+        ended.start_seconds.map_or_else(|| "?".to_owned(), |s| format!("{s:.1}")),
+        ended.seconds,
+        ended.initramfs_bytes as f64 / 1e6,
+        ended.binary_bytes as f64 / 1e6
+    );
+    Ok(ended.done.len() == request.steps.len() && ended.done.iter().all(Done::is_fine))
 }
 
-/// What one command in the machine came to.
+/// A boot's parts, for [`scenario`]: what is not named is as `cargo xtask vm` has it without flags.
+#[derive(Debug, Default)]
+pub(crate) struct Scenario {
+    pub(crate) binary: PathBuf,
+    pub(crate) npu: npu_model::Npu,
+    /// Firmware protocol; 6.18 where none is named.
+    pub(crate) protocol: Option<(u32, u32)>,
+    pub(crate) carveout: bool,
+    pub(crate) faults: npu_model::Faults,
+    pub(crate) trees: Vec<(String, PathBuf)>,
+    /// With Debian's XRT in it.
+    pub(crate) xrt: bool,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What a boot came to.
 #[derive(Debug)]
-pub(crate) struct Answered {
-    pub(crate) exit: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+pub(crate) struct Ended {
+    /// The steps that were done: fewer than asked where the machine ended before.
+    pub(crate) done: Vec<Done>,
+    /// From power-on to power-off.
     pub(crate) seconds: f64,
+    /// From power-on to the first step, by the machine's own clock.
+    pub(crate) start_seconds: Option<f64>,
+    /// Of the file system that the kernel was given.
+    pub(crate) initramfs_bytes: u64,
+    /// Of the static binary in it.
+    pub(crate) binary_bytes: u64,
+    /// What happened on the NPU.
+    pub(crate) counts: npu_model::Counts,
+}
+
+/// Boots the machine once for some steps.
+pub(crate) fn scenario(scenario: Scenario) -> Result<Ended, String> {
+    let default = Request::default();
+    let request = Request {
+        binary: Some(scenario.binary),
+        npu: scenario.npu,
+        protocol: scenario.protocol.unwrap_or(default.protocol),
+        addressing: if scenario.carveout { boot::Addressing::Carveout } else { boot::Addressing::Iova },
+        faults: scenario.faults,
+        trees: scenario.trees,
+        program: if scenario.xrt { guest::Program::Xrt } else { guest::Program::Ours },
+        steps: scenario.steps,
+        ..default
+    };
+    machine(&request, false).map_err(|e| e.to_string())
 }
 
 /// Whether a machine can be had here; else why not.
@@ -259,36 +206,6 @@ pub(crate) fn static_binary_of(root: &Path) -> Result<PathBuf, String> {
     static_binary(root, &target_directory(root)).map_err(|e| e.to_string())
 }
 
-/// Runs one command of `binary` in the machine, with a default NPU.
-pub(crate) fn ask(binary: &Path, trees: &[(&str, PathBuf)], command: &[String]) -> Result<Answered, String> {
-    answered(&Request {
-        binary: Some(binary.to_owned()),
-        trees: trees.iter().map(|(to, from)| ((*to).to_owned(), from.clone())).collect(),
-        command: command.to_vec(),
-        ..Request::default()
-    })
-}
-
-/// As [`ask`], of XRT's `xrt-smi`; `binary` is init.
-pub(crate) fn ask_xrt(binary: &Path, command: &[String]) -> Result<Answered, String> {
-    answered(&Request {
-        binary: Some(binary.to_owned()),
-        program: guest::Program::Xrt,
-        command: command.to_vec(),
-        ..Request::default()
-    })
-}
-
-fn answered(request: &Request) -> Result<Answered, String> {
-    let booted = machine(request, false).map_err(|e| e.to_string())?;
-    Ok(Answered {
-        exit: booted.exit.unwrap_or(-1),
-        stdout: String::from_utf8_lossy(&booted.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&booted.stderr).into_owned(),
-        seconds: booted.seconds,
-    })
-}
-
 /// The kernel's exported headers, fetched where they are not here yet: what goes behind a compiler's `-I`.
 pub(crate) fn kernel_headers(root: &Path) -> Result<PathBuf, String> {
     fetch::possible()?;
@@ -300,7 +217,7 @@ pub(crate) fn target_directory(root: &Path) -> PathBuf {
 }
 
 /// Boots the machine once.
-fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
+fn machine(request: &Request, live: bool) -> Result<Ended, VmError> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     let target = target_directory(root);
     let home = target.join("vm");
@@ -322,7 +239,7 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
     };
     let mut trees = guest::trees(&request.program, &home, &request.given)?;
     trees.extend(request.trees.iter().cloned());
-    let size = initramfs::write(
+    let initramfs_bytes = initramfs::write(
         &initramfs,
         &initramfs::Contents {
             binary: &binary,
@@ -331,22 +248,18 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
             firmware: if request.npu == npu_model::Npu::Npu5 { "17f0_11" } else { "17f0_10" },
             trees: &trees,
             writes: &writes,
-            program: request.program.path(),
-            command: &request.command,
+            steps: &request.steps,
         },
     )?;
-    if live {
-        let program = fs::metadata(&binary).map_or(0, |m| m.len());
-        eprintln!(
-            "vm: initramfs {:.1} MB, of which the static binary {:.1} MB",
-            size as f64 / 1e6,
-            program as f64 / 1e6
-        );
-    }
     // A socket's path ends at 107 bytes; a build directory may lie deeper than that.
     let socket = std::env::temp_dir().join(format!("qwen35-npu-{name}.sock"));
     let server = if request.device {
-        let config = npu_model::Config { npu: request.npu, protocol: request.protocol, ..npu_model::Config::default() };
+        let config = npu_model::Config {
+            npu: request.npu,
+            protocol: request.protocol,
+            faults: request.faults.clone(),
+            ..npu_model::Config::default()
+        };
         let log = scratch.join("npu.log");
         Some(npu_model::pci::serve(&socket, config, &log).map_err(|e| VmError::io("serve the NPU at", &socket, e))?)
     } else {
@@ -365,17 +278,22 @@ fn machine(request: &Request, live: bool) -> Result<boot::Booted, VmError> {
     let _ = fs::remove_file(&initramfs);
     let _ = fs::remove_file(&socket);
     let booted = booted?;
-    if let Some(fault) = server.and_then(|npu| npu.last_fault()) {
+    if let Some(fault) = server.as_ref().and_then(npu_model::pci::PciNpu::last_fault) {
         eprintln!("vm: the NPU's last failed command: {fault}");
     }
-    if booted.exit.is_none() {
-        return Err(VmError::NoExit(booted.console));
-    }
-    if booted.exit == Some(0) {
+    let Some(exit) = booted.exit else { return Err(VmError::NoExit(booted.console_file)) };
+    if exit == 0 {
         // Logs are for failures.
         let _ = fs::remove_dir_all(&scratch);
     }
-    Ok(booted)
+    Ok(Ended {
+        done: step::outcomes(&request.steps, &booted.console, &booted.stdout, &booted.stderr),
+        seconds: booted.seconds,
+        start_seconds: booted.start_seconds,
+        initramfs_bytes,
+        binary_bytes: fs::metadata(&binary).map_or(0, |m| m.len()),
+        counts: server.map(|npu| npu.counts()).unwrap_or_default(),
+    })
 }
 
 /// Builds the static binary.

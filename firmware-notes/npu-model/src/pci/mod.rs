@@ -11,6 +11,7 @@ mod guest;
 mod mailbox;
 mod memory;
 mod messages;
+mod trouble;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -28,6 +29,7 @@ use self::guest::GuestMemory;
 use self::mailbox::{Channel, Message};
 use self::memory::ContextView;
 use self::messages::{Fields, opcode};
+use self::trouble::Trouble;
 use crate::array::Contract;
 use crate::config::{Config, Counts};
 use crate::firmware::{Chain, ChainKind, Firmware, Reply, status};
@@ -89,6 +91,7 @@ struct State {
     generation: u64,
     /// Parked REGISTER_ASYNC_EVENT messages: (id, buffer, bytes).
     async_events: Vec<(u32, u64, u32)>,
+    trouble: Trouble,
     log: Option<File>,
     started: Instant,
 }
@@ -198,6 +201,7 @@ pub fn serve(socket: &Path, config: Config, log: &Path) -> io::Result<PciNpu> {
             contexts: BTreeMap::new(),
             generation: 0,
             async_events: Vec::new(),
+            trouble: Trouble::default(),
             log: Some(File::create(log)?),
             started: Instant::now(),
         }),
@@ -237,7 +241,11 @@ impl Device {
             for (i, word) in words.into_iter().enumerate() {
                 state.bars.set(2, ALIVE_BLOCK + 4 * i, word);
             }
-            state.bars.set(2, ALIVE, mailbox::SRAM_BASE + ALIVE_BLOCK as u32);
+            if state.trouble.starts(&self.shared.config.faults) {
+                state.bars.set(2, ALIVE, mailbox::SRAM_BASE + ALIVE_BLOCK as u32);
+            } else {
+                state.say("the firmware does not start, as it was told");
+            }
         }
         state.bars.set(4, PSP_COMMAND, PSP_READY);
         state.bars.set(0, PSP_ANSWER, 0);
@@ -257,7 +265,13 @@ impl Device {
         while let Some(message) = channel.take(&mut state.bars) {
             let Message { id, opcode, .. } = message;
             state.say(&format!("channel {} opcode {opcode:#x} id {id:#x} {} bytes", channel.0, message.payload.len()));
+            let commands = self.shared.stats.update(|counts| counts.commands);
+            if state.trouble.is_silent(&self.shared.config.faults, commands) {
+                state.say("not answered, as it was told");
+                continue;
+            }
             if channel.0 == 0 {
+                state.trouble.told(opcode);
                 let guest = self.shared.guest.read().unwrap_or_else(PoisonError::into_inner);
                 let answer = messages::answer(&message, state, &guest, &self.shared.firmware, &self.shared.config);
                 if let Some(words) = answer {
@@ -277,9 +291,14 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
     while let Ok(Job { context, generation, message }) = queue.recv() {
         let current =
             |state: &State| state.contexts.get(&context).filter(|c| c.generation == generation).map(|c| c.channel);
+        let before = shared.stats.update(|counts| counts.commands);
         let heaps = {
-            let state = shared.state();
+            let mut state = shared.state();
             if current(&state).is_none() || stuck.contains(&(context, generation)) {
+                continue;
+            }
+            if state.trouble.is_silent(&shared.config.faults, before) {
+                state.say("a command not run, as it was told");
                 continue;
             }
             state.contexts.get(&context).map(|c| c.heaps.clone()).unwrap_or_default()
@@ -289,7 +308,11 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
             let guest = shared.guest.read().unwrap_or_else(PoisonError::into_inner);
             command(&shared.firmware, context, &message, &ContextView { guest: &guest, heaps: &heaps })
         };
+        let after = shared.stats.update(|counts| counts.commands);
         let mut state = shared.state();
+        if state.trouble.raises(&shared.config.faults, before..after) {
+            raise_error(shared, &mut state);
+        }
         match (answer, current(&state)) {
             (Some(words), Some(channel)) => state.send(channel, message.id, message.opcode, &words),
             (Some(_), None) => state.say(&format!("context {context} is gone, its answer with it")),
@@ -299,6 +322,20 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
             }
         }
     }
+}
+
+/// Answers the oldest parked REGISTER_ASYNC_EVENT with an error of the array.
+fn raise_error(shared: &Shared, state: &mut State) {
+    if state.async_events.is_empty() {
+        state.say("no asynchronous error: the driver has parked no buffer for it");
+        return;
+    }
+    let (id, buffer, _) = state.async_events.remove(0);
+    let guest = shared.guest.read().unwrap_or_else(PoisonError::into_inner);
+    let written = trouble::write_error(&guest, buffer);
+    state.say(&format!("asynchronous error, as it was told; its buffer at {buffer:#x} was written: {written}"));
+    // Status, and the type: an error of the array.
+    state.send(Channel(0), id, opcode::REGISTER_ASYNC_EVENT, &[status::SUCCESS, 0]);
 }
 
 /// Runs one message of a context's channel; `None` where it never answers.
@@ -369,6 +406,7 @@ impl ServerBackend for Device {
             (5, SMU_COMMAND) => {
                 state.say(&format!("SMU command {value}"));
                 if value == SMU_POWER_OFF {
+                    state.trouble.power_off();
                     self.lose_contexts(&mut state);
                 }
                 state.bars.set(5, SMU_ANSWER, SMU_OK);
