@@ -14,7 +14,8 @@ use std::{
     thread::JoinHandle,
 };
 
-type Body<'a> = dyn Fn(usize) + Sync + 'a;
+/// Gets the place of the thread among those of the loop, and the item.
+type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
 /// Turns of the wait loop before a worker goes to sleep: some ten microseconds, about what waking it up costs.
 const SPINS: u32 = 400;
@@ -29,23 +30,31 @@ struct Loop {
     /// The body, its lifetime erased; see `Pool::run`.
     body: *const Body<'static>,
     items: usize,
-    block: usize,
+    threads: usize,
     next: AtomicUsize,
+    /// Threads that have come.
+    places: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Loop {
+    /// The next block: a part of what is left, so that the last ones are small and threads of unequal speed end
+    /// together.
+    fn take(&self) -> Option<Range<usize>> {
+        let size = |next: usize| (self.items.saturating_sub(next) / (4 * self.threads)).max(1);
+        let after = |next: usize| (next < self.items).then(|| next + size(next));
+        let first = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok()?;
+        Some(first..first + size(first))
+    }
+
     /// Takes blocks until none is left.
     fn work(&self) {
         // SAFETY: the thread that made the loop keeps the body alive until no worker is in here, see `Pool::run`.
         let body = unsafe { &*self.body };
+        let place = self.places.fetch_add(1, Ordering::Relaxed);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let first = self.next.fetch_add(self.block, Ordering::Relaxed);
-                if first >= self.items {
-                    return;
-                }
-                (first..(first + self.block).min(self.items)).for_each(body);
+            while let Some(block) = self.take() {
+                block.for_each(|i| body(place, i));
             }
         }));
         if let Err(panic) = outcome {
@@ -64,8 +73,10 @@ unsafe impl Send for Open {}
 
 struct Board {
     open: Option<Open>,
-    /// Workers inside the open loop.
-    inside: usize,
+    /// Workers that have to be woken.
+    asleep: usize,
+    /// Whether the thread whose loop it is sleeps until the workers have left.
+    waiting: bool,
     stop: bool,
 }
 
@@ -73,6 +84,8 @@ struct Shared {
     board: Mutex<Board>,
     /// Counts loops; also what workers look at before they sleep.
     epoch: AtomicU64,
+    /// Workers inside the open loop; changes under the board's lock.
+    inside: AtomicUsize,
     wake: Condvar,
     left: Condvar,
 }
@@ -95,16 +108,17 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller included; 0 means one for each available core. If the system refuses a
-    /// thread the pool is smaller.
+    /// A pool of `threads` threads, the caller included; 0 means one for each core (two threads of one core share the
+    /// arithmetic units that this crate keeps busy). If the system refuses a thread the pool is smaller.
     pub fn new(threads: usize) -> Self {
         let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            0 => cores(),
             n => n,
         };
         let shared = Arc::new(Shared {
-            board: Mutex::new(Board { open: None, inside: 0, stop: false }),
+            board: Mutex::new(Board { open: None, asleep: 0, waiting: false, stop: false }),
             epoch: AtomicU64::new(0),
+            inside: AtomicUsize::new(0),
             wake: Condvar::new(),
             left: Condvar::new(),
         });
@@ -132,8 +146,24 @@ impl Pool {
     /// # Panics
     /// With the first panic of `body`; then some items may not have run.
     pub fn run(&self, items: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.run_placed(items, &|_, i| body(i));
+    }
+
+    /// As [`Pool::run`], with memory that a thread has to itself: `body(slot, i)`.
+    ///
+    /// # Panics
+    /// If there are fewer slots than threads; as [`Pool::run`].
+    pub fn run_with<S: Send>(&self, slots: &mut [S], items: usize, body: &(dyn Fn(&mut S, usize) + Sync)) {
+        assert!(slots.len() >= self.threads(), "{} slots for {} threads", slots.len(), self.threads());
+        let slots = Chunks::new(slots, 1);
+        // SAFETY: places are below the number of threads, and no two threads of a loop have the same; so a slot is one
+        // thread's, which runs one item after the other.
+        self.run_placed(items, &|place, i| body(&mut unsafe { slots.get(place) }[0], i));
+    }
+
+    fn run_placed(&self, items: usize, body: &Body<'_>) {
         if items <= 1 || self.workers.is_empty() || INSIDE.get() {
-            return (0..items).for_each(body);
+            return (0..items).for_each(|i| body(0, i));
         }
         let turn = lock(&self.turn);
         // SAFETY: only the lifetime changes. The pointer is used by `Loop::work` alone. Workers enter it while the loop
@@ -143,24 +173,41 @@ impl Pool {
         let this = Loop {
             body,
             items,
-            block: (items / (8 * self.threads())).max(1),
+            threads: self.threads(),
             next: AtomicUsize::new(0),
+            places: AtomicUsize::new(0),
             panic: Mutex::new(None),
         };
-        lock(&self.shared.board).open = Some(Open(&raw const this));
-        self.shared.epoch.fetch_add(1, Ordering::Release);
-        self.shared.wake.notify_all();
+        let asleep = {
+            let mut board = lock(&self.shared.board);
+            board.open = Some(Open(&raw const this));
+            self.shared.epoch.fetch_add(1, Ordering::Release);
+            board.asleep
+        };
+        if asleep > 0 {
+            self.shared.wake.notify_all();
+        }
 
         INSIDE.set(true);
         this.work();
         INSIDE.set(false);
 
-        let mut board = lock(&self.shared.board);
-        board.open = None;
-        while board.inside > 0 {
-            board = self.shared.left.wait(board).unwrap_or_else(PoisonError::into_inner);
+        lock(&self.shared.board).open = None;
+        // Nobody comes in any more; those inside are at their last block.
+        for _ in 0..SPINS {
+            if self.shared.inside.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            std::hint::spin_loop();
         }
-        drop(board);
+        if self.shared.inside.load(Ordering::Acquire) > 0 {
+            let mut board = lock(&self.shared.board);
+            board.waiting = true;
+            while self.shared.inside.load(Ordering::Acquire) > 0 {
+                board = self.shared.left.wait(board).unwrap_or_else(PoisonError::into_inner);
+            }
+            board.waiting = false;
+        }
         drop(turn);
         let panic = lock(&this.panic).take();
         if let Some(panic) = panic {
@@ -185,6 +232,21 @@ impl Pool {
         let out = Chunks::new(out, chunk);
         // SAFETY: `run` calls each i once, so no chunk is handed out twice.
         self.run(out.count(), &|i| body(i, unsafe { out.get(i) }));
+    }
+
+    /// [`Pool::run_chunks`] with memory that a thread has to itself: `body(slot, i, chunk)`.
+    ///
+    /// # Panics
+    /// As [`Pool::run_with`].
+    pub fn run_chunks_with<S: Send, T: Send>(
+        &self,
+        slots: &mut [S],
+        (out, chunk): (&mut [T], usize),
+        body: &(dyn Fn(&mut S, usize, &mut [T]) + Sync),
+    ) {
+        let out = Chunks::new(out, chunk);
+        // SAFETY: `run_with` calls each i once, so no chunk is handed out twice.
+        self.run_with(slots, out.count(), &|slot, i| body(slot, i, unsafe { out.get(i) }));
     }
 
     /// As [`Pool::run_chunks`] over two slices at once, each with its chunk length: `body(i, chunk i of a, chunk i of
@@ -217,6 +279,27 @@ impl Drop for Pool {
     }
 }
 
+/// Cores that this process may use.
+fn cores() -> usize {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    (threads / threads_per_core()).max(1)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn threads_per_core() -> usize {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    // Leaf 11, level 0: logical processors of a core.
+    if __cpuid(0).eax < 11 {
+        return 1;
+    }
+    (__cpuid_count(11, 0).ebx as usize & 0xffff).max(1)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn threads_per_core() -> usize {
+    1
+}
+
 fn worker(shared: &Shared) {
     INSIDE.set(true);
     let mut seen = 0;
@@ -238,17 +321,21 @@ fn worker(shared: &Shared) {
                     seen = epoch;
                     break open;
                 }
-                _ => board = shared.wake.wait(board).unwrap_or_else(PoisonError::into_inner),
+                _ => {
+                    board.asleep += 1;
+                    board = shared.wake.wait(board).unwrap_or_else(PoisonError::into_inner);
+                    board.asleep -= 1;
+                }
             }
         };
-        board.inside += 1;
+        shared.inside.fetch_add(1, Ordering::Relaxed);
         drop(board);
         // SAFETY: `inside` was counted up under the lock while the loop was on the board, so `Pool::run` waits for the
         // count to come back before it lets go of the loop.
         unsafe { &*open.0 }.work();
-        let mut board = lock(&shared.board);
-        board.inside -= 1;
-        if board.inside == 0 {
+        // Under the lock: the caller looks at the count before it sleeps, and must not miss this.
+        let board = lock(&shared.board);
+        if shared.inside.fetch_sub(1, Ordering::Release) == 1 && board.waiting {
             shared.left.notify_all();
         }
     }
@@ -329,6 +416,26 @@ mod tests {
             total.fetch_add(r.sum::<usize>(), Ordering::Relaxed);
         });
         assert_eq!(total.into_inner(), 4950);
+    }
+
+    #[test]
+    fn a_thread_has_its_slot_to_itself() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            let mut slots = vec![(0, Vec::new()); threads];
+            for _ in 0..20 {
+                let mut out = vec![0; 333];
+                pool.run_chunks_with(&mut slots, (&mut out, 1), &|(inside, seen), i, out| {
+                    assert_eq!(*inside, 0);
+                    *inside = 1;
+                    seen.push(i);
+                    out[0] = i;
+                    *inside = 0;
+                });
+                assert!(out.iter().enumerate().all(|(i, &x)| i == x));
+            }
+            assert_eq!(slots.iter().map(|s| s.1.len()).sum::<usize>(), 20 * 333);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod text;
 mod tile;
 mod vision;
 
-pub use cache::KvCache;
+pub use cache::{KvCache, KvFormat};
 pub use text::{Scratch, Shape, Weights, forward};
 pub use tile::BLOCK;
 pub use vision::{Scratch as VisionScratch, VisionShape, vision_forward};

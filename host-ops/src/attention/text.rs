@@ -1,8 +1,8 @@
 //! Gated grouped-query attention with a KV cache.
 
 use super::{
-    cache::KvCache,
-    tile::{BLOCK, MAX_QUERIES, Online, attend},
+    cache::{KvCache, KvFormat},
+    tile::{BLOCK, Block, Data, MAX_QUERIES, Online, attend, pack, widen},
 };
 use crate::{
     norm,
@@ -45,7 +45,7 @@ impl Shape {
     pub fn is_valid(&self) -> bool {
         self.kv_heads > 0
             && self.heads.is_multiple_of(self.kv_heads)
-            && (1..=MAX_QUERIES).contains(&self.group())
+            && (1..=MAX_GROUP).contains(&self.group())
             && self.head_dim > 0
             && self.head_dim.is_multiple_of(LANES)
     }
@@ -74,14 +74,40 @@ pub struct Scratch {
     k: Vec<f32>,
     /// `[items, queries, head_dim + 2]`: what a span of keys gave each query: sums, their weight, the largest score.
     spans: Vec<f32>,
+    /// One for each thread.
+    tiles: Vec<Tile>,
 }
+
+/// What a thread needs for a tile of queries.
+#[derive(Debug, Default)]
+struct Tile {
+    /// Queries, packed.
+    q: Vec<f32>,
+    /// `[queries, head_dim]`: sums of a span.
+    part: Vec<f32>,
+    /// `[queries, head_dim]`: sums of all spans.
+    total: Vec<f32>,
+    /// A block of keys and of values in f32.
+    wide: [Vec<f32>; 2],
+}
+
+impl Tile {
+    fn fit(&mut self, shape: &Shape, format: KvFormat) {
+        for x in [&mut self.q, &mut self.part, &mut self.total] {
+            x.resize(MAX_QUERIES * shape.head_dim, 0.0);
+        }
+        if format == KvFormat::Half {
+            self.wide.iter_mut().for_each(|x| x.resize(BLOCK * shape.head_dim, 0.0));
+        }
+    }
+}
+
+/// Query heads of a key/value head, at most.
+const MAX_GROUP: usize = 32;
 
 /// Keys of a span, in blocks: spans are summed on their own and then merged, so that one token's attention can run on
 /// several threads. Always, not only then: the bits may not depend on it.
 const SPAN: usize = 8;
-
-/// Queries of a prompt that go through the keys together.
-const TILE: usize = 16;
 
 /// Appends `n` tokens to the cache and attends from them, between the `in` and `o` projections.
 ///
@@ -128,18 +154,20 @@ pub fn forward(
     });
     append(pool, shape, cache, &scratch.k, projected, n);
 
+    scratch.tiles.resize_with(pool.threads().max(scratch.tiles.len()), Tile::default);
+    scratch.tiles.iter_mut().for_each(|tile| tile.fit(shape, cache.format()));
     let run = Run { shape, cache, q: &scratch.q, before };
     let gates = |t: usize| &projected[t * input..][..2 * width];
     if n * shape.kv_heads < 4 * pool.threads().max(2) {
-        run.few(pool, n, out, &mut scratch.spans);
+        run.few(pool, n, out, &mut scratch.spans, &mut scratch.tiles);
         for (t, out) in out.chunks_exact_mut(width).enumerate() {
             open_gates(hd, gates(t), out);
         }
     } else {
-        let rows = (TILE / shape.group()).max(1);
-        pool.run_chunks(out, rows * width, &|i, out| {
+        let rows = MAX_QUERIES / shape.group();
+        pool.run_chunks_with(&mut scratch.tiles, (out, rows * width), &|tile, i, out| {
             for g in 0..shape.kv_heads {
-                run.tile(i * rows, out.len() / width, g, out);
+                run.tile(i * rows, g, tile, out);
             }
             for (r, out) in out.chunks_exact_mut(width).enumerate() {
                 open_gates(hd, gates(i * rows + r), out);
@@ -174,32 +202,39 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Attends from `rows` tokens, the first being `t`, with the heads of group `g`. `out`: `[rows, heads, head_dim]`,
-    /// of which the group's heads are written.
-    fn tile(&self, t: usize, rows: usize, g: usize, out: &mut [f32]) {
+    /// Attends from some tokens, the first being `t`, with the heads of group `g`. `out`: `[rows, heads, head_dim]`, of
+    /// which the group's heads are written.
+    fn tile(&self, t: usize, g: usize, tile: &mut Tile, out: &mut [f32]) {
         let (hd, width, group) = (self.shape.head_dim, self.shape.output_width(), self.shape.group());
-        let (mut offsets, mut ends) = ([0; MAX_QUERIES], [0; MAX_QUERIES]);
-        let queries = rows * group;
-        for i in 0..queries {
-            offsets[i] = i / group * width + (g * group + i % group) * hd;
-            ends[i] = self.before + t + i / group + 1;
+        let n = out.len() / width * group;
+        let at = |i: usize| i / group * width + (g * group + i % group) * hd;
+        let mut ends = [0; MAX_QUERIES];
+        for (i, end) in ends[..n].iter_mut().enumerate() {
+            *end = self.before + t + i / group + 1;
         }
-        let (offsets, ends) = (&offsets[..queries], &ends[..queries]);
-        let q = &self.q[t * width..];
-        let mut total = Online::START;
-        offsets.iter().for_each(|&at| out[at..at + hd].fill(0.0));
-        let mut acc = vec![0.0; out.len()];
-        for span in 0..ends[queries - 1].div_ceil(SPAN * BLOCK) {
+        let ends = &ends[..n];
+        let Tile { q, part, total, wide } = tile;
+        pack(hd, n, |i| &self.q[t * width + at(i)..][..hd], q);
+        let (part, total) = (&mut part[..n * hd], &mut total[..n * hd]);
+        total.fill(0.0);
+        let mut so_far = Online::START;
+        for span in 0..ends[n - 1].div_ceil(SPAN * BLOCK) {
             let mut online = Online::START;
-            offsets.iter().for_each(|&at| acc[at..at + hd].fill(0.0));
-            self.span(span, g, q, offsets, ends, &mut online, &mut acc);
-            for (i, &at) in offsets.iter().enumerate() {
-                let part = (&acc[at..at + hd], online.sum[i], online.max[i]);
-                merge(part, &mut out[at..at + hd], &mut total.sum[i], &mut total.max[i]);
+            part.fill(0.0);
+            self.span(span, g, q, ends, wide, &mut online, part);
+            for (i, (part, total)) in part.chunks_exact(hd).zip(total.chunks_exact_mut(hd)).enumerate() {
+                // One that has seen nothing of this span.
+                if online.max[i] == f32::NEG_INFINITY && online.sum[i] == 0.0 {
+                    continue;
+                }
+                let part = (part, online.sum[i], online.max[i]);
+                merge(part, total, &mut so_far.sum[i], &mut so_far.max[i]);
             }
         }
-        for (i, &at) in offsets.iter().enumerate() {
-            finish(&mut out[at..at + hd], total.sum[i]);
+        for (i, total) in total.chunks_exact(hd).enumerate() {
+            let out = &mut out[at(i)..][..hd];
+            out.copy_from_slice(total);
+            finish(out, so_far.sum[i]);
         }
     }
 
@@ -210,51 +245,48 @@ impl Run<'_> {
         span: usize,
         g: usize,
         q: &[f32],
-        offsets: &[usize],
         ends: &[usize],
+        wide: &mut [Vec<f32>; 2],
         online: &mut Online,
         acc: &mut [f32],
     ) {
-        for b in span * SPAN..(span + 1) * SPAN {
-            // The first query that sees anything of this block: the ones before it end earlier.
-            let first = ends.partition_point(|&end| end <= b * BLOCK);
-            if first == ends.len() {
-                return;
-            }
+        let most = ends.last().map_or(0, |end| end.div_ceil(BLOCK));
+        for b in span * SPAN..((span + 1) * SPAN).min(most) {
             let mut visible = [0; MAX_QUERIES];
-            for (v, end) in visible.iter_mut().zip(&ends[first..]) {
-                *v = (end - b * BLOCK).min(BLOCK);
+            for (v, &end) in visible.iter_mut().zip(ends) {
+                *v = end.saturating_sub(b * BLOCK).min(BLOCK);
             }
-            // Queries that see nothing any more are at the front; shift the rest to the start and back.
-            let mut part = Online::START;
-            let n = ends.len() - first;
-            part.max[..n].copy_from_slice(&online.max[first..ends.len()]);
-            part.sum[..n].copy_from_slice(&online.sum[first..ends.len()]);
-            let block = self.cache.block(b, g);
-            attend(self.shape.head_dim, q, &offsets[first..], block, &visible[..n], &mut part, acc);
-            online.max[first..ends.len()].copy_from_slice(&part.max[..n]);
-            online.sum[first..ends.len()].copy_from_slice(&part.sum[..n]);
+            let mut block = self.cache.block(b, g);
+            // Few queries read it as it is, where memory is the limit; for many it is cheaper to widen it once.
+            if let Block::Half(data) = block
+                && ends.len() > 12
+            {
+                let [keys, values] = wide;
+                widen(data, keys, values);
+                block = Block::Full(Data { keys, values });
+            }
+            attend(self.shape.head_dim, q, block, &visible[..ends.len()], online, acc);
         }
     }
 
     /// Few tokens: every span of every (token, group) is an item of its own.
-    fn few(&self, pool: &Pool, n: usize, out: &mut [f32], spans: &mut Vec<f32>) {
+    fn few(&self, pool: &Pool, n: usize, out: &mut [f32], spans: &mut Vec<f32>, tiles: &mut [Tile]) {
         let (hd, group, groups) = (self.shape.head_dim, self.shape.group(), self.shape.kv_heads);
         let per_item = group * (hd + 2);
         let most = (self.before + n).div_ceil(SPAN * BLOCK);
         spans.resize(n * groups * most * per_item, 0.0);
-        pool.run_chunks(spans, per_item, &|i, part| {
+        pool.run_chunks_with(tiles, (spans, per_item), &|tile, i, part| {
             let (t, g, span) = (i / (groups * most), i / most % groups, i % most);
             let end = self.before + t + 1;
             if span * SPAN * BLOCK >= end {
                 return;
             }
-            let offsets: [usize; MAX_QUERIES] = std::array::from_fn(|i| i * hd);
             let (acc, rest) = part.split_at_mut(group * hd);
             acc.fill(0.0);
             let mut online = Online::START;
             let q = &self.q[(t * groups + g) * group * hd..];
-            self.span(span, g, q, &offsets[..group], &[end; MAX_QUERIES][..group], &mut online, acc);
+            pack(hd, group, |i| &q[i * hd..][..hd], &mut tile.q);
+            self.span(span, g, &tile.q, &[end; MAX_QUERIES][..group], &mut tile.wide, &mut online, acc);
             let (sum, max) = rest.split_at_mut(group);
             sum.copy_from_slice(&online.sum[..group]);
             max.copy_from_slice(&online.max[..group]);

@@ -30,8 +30,12 @@ impl Case {
 
     /// Runs the tokens in pieces of the given lengths, then the rest.
     fn run(&self, threads: usize, pieces: &[usize]) -> (Vec<f32>, KvCache) {
+        self.run_in(KvFormat::F32, threads, pieces)
+    }
+
+    fn run_in(&self, format: KvFormat, threads: usize, pieces: &[usize]) -> (Vec<f32>, KvCache) {
         let (pool, mut scratch) = (Pool::new(threads), Scratch::default());
-        let mut cache = KvCache::new(SHAPE);
+        let mut cache = KvCache::with_format(SHAPE, format);
         let mut out = vec![f32::NAN; self.n * SHAPE.output_width()];
         for n in pieces.iter().copied().chain([usize::MAX]) {
             let first = cache.len();
@@ -104,7 +108,7 @@ fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
     let same = |(out, other): (Vec<f32>, KvCache), what: &str| {
         assert!(bits(&out) == bits(&whole), "{what}");
         assert_eq!(bits(&other.key(700, 1)), bits(&cache.key(700, 1)), "{what}");
-        assert_eq!(bits(other.value(1099, 0)), bits(cache.value(1099, 0)), "{what}");
+        assert_eq!(bits(&other.value(1099, 0)), bits(&cache.value(1099, 0)), "{what}");
     };
     for cut in [1, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1099] {
         same(case.run(1, &[cut]), &format!("cut at {cut}"));
@@ -182,8 +186,46 @@ fn as_transformers_computes_it() {
     let mut out = vec![0.0; 32 * 256];
     forward(&Pool::new(2), &shape, &weights, &table, &mut cache, &projected, &mut out, &mut Scratch::default());
     let keys: Vec<f32> = (0..32).flat_map(|t| cache.key(t, 0)).collect();
-    let values: Vec<f32> = (0..32).flat_map(|t| cache.value(t, 0).to_vec()).collect();
+    let values: Vec<f32> = (0..32).flat_map(|t| cache.value(t, 0)).collect();
     assert!(max_difference(&keys, &fixture_f32("attention.keys.f32")) < 1e-5);
     assert!(max_difference(&values, &fixture_f32("attention.values.f32")) < 1e-5);
     assert!(max_difference(&out, &fixture_f32("attention.out.f32")) < 1e-5);
+}
+
+#[test]
+fn sixteen_bits_are_close_and_the_same_bits_everywhere() {
+    let mut case = Case::new(700);
+    // Values as a bf16 projection gives them.
+    for row in case.projected.chunks_exact_mut(SHAPE.input_width()) {
+        for x in &mut row[SHAPE.input_width() - SHAPE.kv_width()..] {
+            *x = half::bf16::from_f32(*x).to_f32();
+        }
+    }
+    let run = |threads: usize, pieces: &[usize]| case.run_in(KvFormat::Half, threads, pieces);
+    let ((full, wide), (half, cache)) = (case.run(1, &[]), run(1, &[]));
+    assert!(max_difference(&full, &half) < 2e-3, "{}", max_difference(&full, &half));
+    assert!(bits(&full) != bits(&half));
+    assert_eq!(2 * cache.bytes(), wide.bytes());
+    for t in [0, 63, 64, 699] {
+        assert_eq!(bits(&cache.value(t, 1)), bits(&wide.value(t, 1)));
+        let rounded: Vec<f32> = wide.key(t, 1).iter().map(|&x| half::f16::from_f32(x).to_f32()).collect();
+        assert_eq!(bits(&cache.key(t, 1)), bits(&rounded));
+    }
+    // Few queries read the pages as they are, many widen them first.
+    for (threads, pieces) in [(1, &[1, 2, 3, 64, 1, 511][..]), (3, &[600, 1, 1, 1]), (2, &[13; 40])] {
+        assert!(bits(&run(threads, pieces).0) == bits(&half));
+    }
+    assert!(bits(&simd::plain(|| run(1, &[650])).0) == bits(&half));
+}
+
+#[test]
+fn an_infinite_value_does_not_reach_the_queries_before_it() {
+    let mut case = Case::new(100);
+    let (clean, _) = case.run(1, &[]);
+    let at = 70 * SHAPE.input_width() + SHAPE.input_width() - 5;
+    case.projected[at] = f32::INFINITY;
+    let (out, _) = case.run(1, &[]);
+    let width = SHAPE.output_width();
+    assert_eq!(bits(&out[..70 * width]), bits(&clean[..70 * width]));
+    assert!(out[70 * width..].iter().any(|x| !x.is_finite()));
 }

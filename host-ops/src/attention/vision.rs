@@ -1,6 +1,6 @@
 //! Full attention over the patches of one image.
 
-use super::tile::{BLOCK, Block, MAX_QUERIES, Online, attend};
+use super::tile::{BLOCK, Block, Data, MAX_QUERIES, Online, PANEL, attend, key_at, pack, values_at};
 use crate::{
     pool::Pool,
     rope,
@@ -31,12 +31,21 @@ impl VisionShape {
 /// Memory for the steps in between, kept from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// `[n, heads, head_dim]`: queries, turned and scaled.
-    q: Vec<f32>,
-    /// `[blocks, heads, head_dim, BLOCK]`.
+    /// `[blocks, heads, keys of a block]`, see [`Data`].
     keys: Vec<f32>,
-    /// `[blocks, heads, BLOCK, head_dim]`.
+    /// `[blocks, heads, values of a block]`.
     values: Vec<f32>,
+    /// One for each thread.
+    tiles: Vec<Tile>,
+}
+
+/// What a thread needs for a tile of queries.
+#[derive(Debug, Default)]
+struct Tile {
+    /// `[queries, head_dim]`, turned and scaled, and the same packed.
+    q: [Vec<f32>; 2],
+    /// `[queries, head_dim]`.
+    acc: Vec<f32>,
 }
 
 /// Full attention over `n` patches of one image, online softmax in tiles: no `n` x `n` matrix exists.
@@ -64,55 +73,60 @@ pub fn vision_forward(
     let page = width * BLOCK;
     let scale = 1.0 / (hd as f32).sqrt();
 
-    scratch.q.resize(n * width, 0.0);
     scratch.keys.resize(blocks * page, 0.0);
     scratch.values.resize(blocks * page, 0.0);
-    pool.run_chunks(&mut scratch.q, width, &|t, q| {
-        q.copy_from_slice(&qkv[3 * t * width..][..width]);
-        for q in q.chunks_exact_mut(hd) {
-            rope.rotate(t, q);
-            q.iter_mut().for_each(|q| *q *= scale);
-        }
-    });
-    pool.run_chunks2((&mut scratch.keys, page), (&mut scratch.values, page), &|b, keys, values| {
-        let mut key = vec![0.0; hd];
+    scratch.tiles.resize_with(pool.threads().max(scratch.tiles.len()), Tile::default);
+    for tile in &mut scratch.tiles {
+        tile.q.iter_mut().chain([&mut tile.acc]).for_each(|x| x.resize(MAX_QUERIES * hd, 0.0));
+    }
+    pool.run_chunks2((&mut scratch.keys, hd * BLOCK), (&mut scratch.values, hd * BLOCK), &|i, keys, values| {
+        let (b, h) = (i / shape.heads, i % shape.heads);
         for t in b * BLOCK..((b + 1) * BLOCK).min(n) {
             let (slot, row) = (t % BLOCK, &qkv[(3 * t + 1) * width..][..2 * width]);
-            for h in 0..shape.heads {
-                key.copy_from_slice(&row[h * hd..][..hd]);
-                rope.rotate(t, &mut key);
-                for (d, &key) in key.iter().enumerate() {
-                    keys[(h * hd + d) * BLOCK + slot] = key;
-                }
-                values[(h * BLOCK + slot) * hd..][..hd].copy_from_slice(&row[width + h * hd..][..hd]);
+            let (key, value) = (&row[h * hd..][..hd], &row[width + h * hd..][..hd]);
+            let (a, b) = key.split_at(hd / 2);
+            let (cos, sin) = rope.row(t);
+            let out = &mut keys[key_at(hd, slot, 0)..];
+            for d in 0..hd / 2 {
+                out[d * PANEL] = a[d] * cos[d] - b[d] * sin[d];
+                out[(hd / 2 + d) * PANEL] = b[d] * cos[d] + a[d] * sin[d];
+            }
+            for (i, value) in value.chunks(PANEL).enumerate() {
+                values[values_at(hd, slot, i * PANEL)].copy_from_slice(value);
             }
         }
     });
 
-    let (q, keys, values) = (&scratch.q, &scratch.keys, &scratch.values);
-    pool.run_chunks(out, MAX_QUERIES * width, &|tile, out| {
-        let rows = out.len() / width;
-        let q = &q[tile * MAX_QUERIES * width..];
-        out.fill(0.0);
+    let (keys, values) = (&scratch.keys, &scratch.values);
+    pool.run_chunks_with(&mut scratch.tiles, (out, MAX_QUERIES * width), &|tile, i, out| {
+        let (first, rows) = (i * MAX_QUERIES, out.len() / width);
+        let Tile { q: [q, packed], acc } = tile;
+        let acc = &mut acc[..rows * hd];
         for h in 0..shape.heads {
-            let offsets: [usize; MAX_QUERIES] = std::array::from_fn(|i| i * width + h * hd);
+            for (r, q) in q.chunks_exact_mut(hd).enumerate().take(rows) {
+                q.copy_from_slice(&qkv[3 * (first + r) * width + h * hd..][..hd]);
+                rope.rotate(first + r, q);
+                q.iter_mut().for_each(|q| *q *= scale);
+            }
+            pack(hd, rows, |r| &q[r * hd..][..hd], packed);
+            acc.fill(0.0);
             let mut online = Online::START;
             for b in 0..blocks {
                 let at = (b * shape.heads + h) * hd * BLOCK;
-                let block = Block { keys: &keys[at..][..hd * BLOCK], values: &values[at..][..hd * BLOCK] };
+                let block = Data { keys: &keys[at..][..hd * BLOCK], values: &values[at..][..hd * BLOCK] };
                 let visible = [(n - b * BLOCK).min(BLOCK); MAX_QUERIES];
-                attend(hd, q, &offsets[..rows], block, &visible[..rows], &mut online, out);
+                attend(hd, packed, Block::Full(block), &visible[..rows], &mut online, acc);
             }
-            for (&at, &sum) in offsets[..rows].iter().zip(&online.sum) {
-                divide(&mut out[at..at + hd], sum);
+            for (r, acc) in acc.chunks_exact(hd).enumerate() {
+                divide(acc, online.sum[r], &mut out[r * width + h * hd..][..hd]);
             }
         }
     });
 }
 
 kernel! {
-    fn divide<V>(x: &mut [f32], by: f32) {
-        simd::map::<V>(x, |x| x.div(V::splat(by)));
+    fn divide<V>(x: &[f32], by: f32, out: &mut [f32]) {
+        simd::zip::<V>(x, x, out, |x, _| x.div(V::splat(by)));
     }
 }
 
@@ -172,7 +186,7 @@ mod tests {
             };
             // A scratch that a larger image has used.
             let mut used =
-                Scratch { q: vec![f32::NAN; 1 << 20], keys: vec![f32::NAN; 1 << 20], values: vec![f32::NAN; 1 << 20] };
+                Scratch { keys: vec![f32::NAN; 1 << 20], values: vec![f32::NAN; 1 << 20], ..Scratch::default() };
             let one = run(1, &mut Scratch::default());
             let expected = defined(&shape, &rope, &qkv);
             assert!(max_difference(&one, &expected) < 2e-6, "{}", max_difference(&one, &expected));

@@ -205,7 +205,7 @@ fn states(chat: &Chat, reference: &Safetensors, layers: usize) {
                 for (head, token) in (0..heads).flat_map(|h| (0..tokens).map(move |t| (h, t))) {
                     let at = (head * tokens + token) * width;
                     assert!(largest_difference(&cache.key(token, head), &keys[at..at + width]) < 1e-3);
-                    assert!(largest_difference(cache.value(token, head), &values[at..at + width]) < 1e-3);
+                    assert!(largest_difference(&cache.value(token, head), &values[at..at + width]) < 1e-3);
                 }
             }
         }
