@@ -71,6 +71,11 @@ pub const INTENDED: &[(&str, &str)] = &[
         "parts of a projection that do not depend on each other go out together, up to four a context, which is what the \
          driver takes without blocking; one wait covers them",
     ),
+    (
+        "GET_ARRAY",
+        "the array's last error is asked for when a bundle is loaded and once a turn: no command fails of it, so the \
+         witness does not hear of it",
+    ),
     ("end", "contexts go first, and their syncobjs are closed rather than left to the end of the file"),
 ];
 

@@ -156,6 +156,19 @@ fn a_hang_before_a_suspend_costs_one_turn_and_its_context() {
 }
 
 /// A context that cannot be made on a device that has room takes no other's place.
+/// No command fails of it, so only asking shows it.
+#[test]
+fn an_error_of_the_array_costs_the_turn_it_came_in() {
+    let faults = Faults { async_error: Some(40), ..Faults::default() };
+    let trap = Trap::new(Config { faults, ..Config::default() }, u32::MAX, |_| ());
+    let mut chat = load(&trap).unwrap();
+    let error = turn(&mut chat).unwrap_err().to_string();
+    assert!(error.contains("an illegal access in the core of column 0, row 2"), "{error}");
+    let again = turn(&mut chat).unwrap();
+    let fresh = turn(&mut load(&Trap::new(Config::default(), u32::MAX, |_| ())).unwrap()).unwrap();
+    assert_eq!(again.tokens, fresh.tokens);
+}
+
 #[test]
 fn a_refused_context_evicts_nothing_while_the_device_has_room() {
     in_time(|| {

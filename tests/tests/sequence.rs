@@ -274,7 +274,8 @@ fn gops(manifest: &Manifest) -> u32 {
 
 #[test]
 fn the_default_sequence_is_the_one_known_to_work() {
-    let path = tiny::bundle(&std::env::temp_dir().join("qwen35-sequence")).unwrap();
+    let folder = std::env::temp_dir().join(format!("qwen35-sequence-{}", std::process::id()));
+    let path = tiny::bundle(&folder).unwrap();
     let started = now();
     let log: Arc<Mutex<Log>> = Arc::default();
     let recorder = Recorder { model: Model::new(Config::default()), log: Arc::clone(&log) };
@@ -315,6 +316,9 @@ fn the_default_sequence_is_the_one_known_to_work() {
         calls.bo(SHARE);
     }
 
+    // The array's last error: what was there before is none of ours.
+    let asks_of_errors = Call::Other(request::name(request::GET_ARRAY));
+    assert_eq!(calls.next(), asks_of_errors);
     let commands = text.layers.len() * (3 + slices);
     for seq in 0..commands {
         calls.dispatch(&gemm, seq as u64);
@@ -325,6 +329,7 @@ fn the_default_sequence_is_the_one_known_to_work() {
         calls.dispatch(&gemv, seq as u64);
     }
 
+    assert_eq!(calls.next(), asks_of_errors);
     // Contexts go before anything that their commands use; nothing is left open.
     let rest: Vec<Call> = calls.calls.collect();
     let at = |wanted: &dyn Fn(&Call) -> bool| rest.iter().position(wanted).unwrap();
@@ -347,4 +352,5 @@ fn the_default_sequence_is_the_one_known_to_work() {
     }
     closed.sort_unstable();
     assert_eq!(closed, calls.bos.keys().copied().collect::<Vec<_>>());
+    let _ = std::fs::remove_dir_all(folder);
 }

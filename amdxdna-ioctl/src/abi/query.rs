@@ -395,6 +395,55 @@ pub struct AsyncError {
     pub ex_err_code: u64,
 }
 
+impl AsyncError {
+    /// What happened, in words (`enum amdxdna_error_num` of `amdxdna_error.h`).
+    #[must_use]
+    pub fn what(&self) -> &'static str {
+        match self.err_code & 0xffff {
+            3 => "saturation",
+            4 => "a floating point error",
+            5 => "a stream error",
+            6 => "an illegal access",
+            7 => "a bus error",
+            8 => "an illegal instruction",
+            9 => "an ECC error",
+            10 => "a lock error",
+            11 => "a DMA error",
+            12 => "a parity error",
+            _ => "an unknown error",
+        }
+    }
+
+    /// Where, by kind of tile (`enum amdxdna_error_module`).
+    #[must_use]
+    pub fn module(&self) -> &'static str {
+        match self.err_code >> 32 & 0xff {
+            3 => "the core",
+            4 => "the memory",
+            7 => "the shim",
+            _ => "something",
+        }
+    }
+
+    /// Column of the tile.
+    #[must_use]
+    pub fn column(&self) -> u8 {
+        self.ex_err_code as u8
+    }
+
+    /// Row of the tile, counted from the shim.
+    #[must_use]
+    pub fn row(&self) -> u8 {
+        (self.ex_err_code >> 8) as u8
+    }
+}
+
+impl std::fmt::Display for AsyncError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} in {} of column {}, row {}", self.what(), self.module(), self.column(), self.row())
+    }
+}
+
 /// `struct amdxdna_drm_bo_usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]

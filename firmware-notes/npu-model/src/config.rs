@@ -74,7 +74,7 @@ pub struct Faults {
     /// From the command of this number on, the firmware of a PCI device answers nothing at all: no command, no
     /// management message.
     pub silent_from: Option<u64>,
-    /// The command of this number raises an asynchronous error of the array on a PCI device, and ends well.
+    /// The command of this number raises an asynchronous error of the array, and ends well.
     pub async_error: Option<u64>,
     /// A PCI device does not start again after its first suspend.
     pub no_resume: bool,

@@ -23,7 +23,7 @@ use self::generate::{Decoder, Limits, generate};
 use crate::bundle::Bundle;
 use crate::image::Rgb;
 use crate::model::{Input, Model, ModelError, Positions};
-use crate::npu::{Counters, Npu};
+use crate::npu::{Counters, Npu, NpuError};
 
 /// A loaded bundle, ready for turns.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub struct Chat {
     model: Model,
     tokenizer: Tokenizer,
     stop: Vec<u32>,
+    /// When the array raised the last error that is known, by the driver's clock.
+    last_array_error: Option<u64>,
 }
 
 /// A prompt in tokens, its pictures encoded.
@@ -80,7 +82,8 @@ impl Chat {
         let stop = text.stop.clone();
         let model = Model::load(bundle, npu, &options, progress)?;
         progress(Progress::Ready);
-        Ok(Chat { model, tokenizer, stop })
+        let last_array_error = model.npu().array_error().map(|error| error.ts_us);
+        Ok(Chat { model, tokenizer, stop, last_array_error })
     }
 
     /// Answers one turn from an empty state. Every piece of finished text goes to `event` as soon as it is certain, and
@@ -114,10 +117,23 @@ impl Chat {
             (outcome.prompt_tokens, outcome.image_tokens) = (prompt.ids.len(), prompt.image_tokens);
             self.answer(&prompt, turn.max_new, event, &mut outcome, &mut timing)?;
         }
+        self.trust()?;
         timing.profile = self.model.profile().since(&before.0);
         timing.counters = self.model.counters().since(&before.1);
         outcome.timing = timing;
         Ok(outcome)
+    }
+
+    /// Whether the array has raised no error since the last look. No command fails of such an error, so it has to be
+    /// asked for.
+    fn trust(&mut self) -> Result<(), ChatError> {
+        match self.model.npu().array_error() {
+            Some(error) if Some(error.ts_us) != self.last_array_error => {
+                self.last_array_error = Some(error.ts_us);
+                Err(NpuError::Array(error).into())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn answer(

@@ -98,6 +98,12 @@ impl Model {
         &self.bundle
     }
 
+    /// The device.
+    #[must_use]
+    pub fn npu(&self) -> &Npu {
+        self.kernels.npu()
+    }
+
     /// Threads of the host math.
     #[must_use]
     pub fn pool(&self) -> &Pool {

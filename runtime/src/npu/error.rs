@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use amdxdna_ioctl::abi::query::AsyncError;
 use amdxdna_ioctl::packet::CommandOutcome;
 
 /// A failure of the device, the driver or a command.
@@ -48,6 +49,12 @@ pub enum NpuError {
         "an earlier command never finished or the device went away, so the buffers cannot be used; load the bundle again"
     )]
     Lost,
+    /// The array raised an error while a turn ran, though no command failed: what was computed cannot be trusted.
+    #[error(
+        "the NPU's array raised {0} while this turn ran: its answer cannot be trusted; ask again, and look into the \
+         kernel log if it comes back"
+    )]
+    Array(AsyncError),
     /// More buffers than a packet can name.
     #[error("kernel `{kernel}` is given {buffers} buffers, a command takes {limit}")]
     Buffers {

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use amdxdna_ioctl::abi::query::AsyncError;
 use amdxdna_ioctl::{Device, Opener};
 
 pub use buffer::{Buffer, Element, View, Weights};
@@ -63,6 +64,12 @@ impl Npu {
     #[must_use]
     pub fn from_device(device: Arc<Device>) -> Npu {
         Npu { device }
+    }
+
+    /// The array's last asynchronous error, of whichever program; `None` too where the driver does not tell.
+    #[must_use]
+    pub fn array_error(&self) -> Option<AsyncError> {
+        self.device.last_async_error().ok().flatten()
     }
 
     /// The node that was opened.

@@ -71,6 +71,9 @@ const EXIT_MARK: &str = "qwen35-init: exit code ";
 /// The line by which init reports that it starts the command.
 const START_MARK: &str = "qwen35-init: start at ";
 
+/// Ten times what a busy host needs until init starts.
+const BEGIN: Duration = Duration::from_secs(90);
+
 pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
     let console = boot.scratch.join("console.log");
     let stderr = boot.scratch.join("stderr.log");
@@ -134,9 +137,18 @@ pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
         let _ = messages.read_to_string(&mut text);
         text
     });
+    let mut begun = false;
     loop {
         match child.try_wait() {
             Ok(Some(_)) => break,
+            Ok(None) if !begun && started.elapsed() > BEGIN => {
+                begun = fs::read(&console).is_ok_and(|log| String::from_utf8_lossy(&log).contains(START_MARK));
+                if !begun {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(VmError::NoStart { seconds: BEGIN.as_secs(), console });
+                }
+            }
             Ok(None) if started.elapsed() < boot.deadline => std::thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
                 let _ = child.kill();

@@ -1,6 +1,7 @@
 //! GET_INFO, GET_ARRAY and SET_STATE (`aie2_pci.c`, `aie2_pm.c`, `amdxdna_error.h`).
 
 use std::sync::{Arc, Weak};
+use std::time::SystemTime;
 
 use amdxdna_ioctl::Errno;
 use amdxdna_ioctl::abi::query::{self, PowerMode, get_array, get_info, hwctx_state, set_state};
@@ -18,6 +19,8 @@ const LEVELS: [(u32, u32); 8] =
     [(396, 792), (600, 1056), (792, 1152), (975, 1267), (975, 1267), (1056, 1408), (1152, 1584), (1267, 1800)];
 /// Kinds of telemetry.
 const TELEMETRY_KINDS: u32 = 5;
+/// How the driver names a core's illegal access (`amdxdna_error.h`): number, driver, severity, module, class.
+const CORE_ACCESS: u64 = 6 | 4 << 16 | 3 << 24 | 3 << 32 | 2 << 40;
 /// Bytes that newer drivers append to an entry of HW_CONTEXT_ALL: the client's name.
 const ENTRY_NAME: usize = 16;
 
@@ -164,14 +167,27 @@ impl Client {
         self.device.resume()?;
         match a.param {
             get_array::HW_CONTEXT_ALL => self.hw_context_all(a),
-            get_array::HW_LAST_ASYNC_ERR => {
-                // The model's array raises no asynchronous errors: there is none to report.
-                a.num_element = 0;
-                Ok(())
-            }
+            get_array::HW_LAST_ASYNC_ERR => self.last_async_error(a),
             get_array::BO_USAGE => self.bo_usage(a),
             _ => Err(Errno::OPNOTSUPP),
         }
+    }
+
+    fn last_async_error(&self, a: &mut abi::GetArray) -> Result<(), Errno> {
+        let Some(error) = self.device.firmware.array_error() else {
+            a.num_element = 0;
+            return Ok(());
+        };
+        let since = error.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let entry = query::AsyncError {
+            err_code: CORE_ACCESS,
+            ts_us: since.as_micros() as u64,
+            ex_err_code: u64::from(error.column) | u64::from(error.row) << 8,
+        };
+        let step = size_of::<query::AsyncError>().min(a.element_size as usize);
+        write_user(a.buffer, &bytes_of(&entry)[..step])?;
+        (a.num_element, a.element_size) = (1, step as u32);
+        Ok(())
     }
 
     fn hw_context_all(&self, a: &mut abi::GetArray) -> Result<(), Errno> {

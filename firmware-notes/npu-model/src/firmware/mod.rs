@@ -9,6 +9,7 @@ pub(crate) mod slot;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::SystemTime;
 
 use host_ops::pool::Pool;
 
@@ -136,6 +137,32 @@ pub(crate) struct Firmware {
     timeline: Option<Timeline>,
     /// Why the last failed command failed, in words.
     last_fault: Mutex<Option<String>>,
+    /// The array's last asynchronous error.
+    raised: Mutex<Option<ArrayError>>,
+}
+
+/// An asynchronous error of the array: an entry of the event buffer (`aie2_error.c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArrayError {
+    /// When.
+    pub(crate) at: SystemTime,
+    /// Row and column of the tile.
+    pub(crate) row: u8,
+    /// Column of the tile.
+    pub(crate) column: u8,
+    /// The event: here always a core's illegal access.
+    pub(crate) event: u8,
+}
+
+impl ArrayError {
+    /// A core's event that the driver takes for an illegal access.
+    const EVENT_ACCESS: u8 = 60;
+    /// The first row of cores.
+    const CORE_ROW: u8 = 2;
+
+    fn now() -> Self {
+        Self { at: SystemTime::now(), row: Self::CORE_ROW, column: 0, event: Self::EVENT_ACCESS }
+    }
 }
 
 impl Firmware {
@@ -151,6 +178,7 @@ impl Firmware {
             faults,
             timeline: config.timing.map(Timeline::new),
             last_fault: Mutex::default(),
+            raised: Mutex::default(),
         }
     }
 
@@ -180,6 +208,15 @@ impl Firmware {
     /// Why the last failed command failed.
     pub(crate) fn last_fault(&self) -> Option<String> {
         self.last_fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The array's last asynchronous error.
+    pub(crate) fn array_error(&self) -> Option<ArrayError> {
+        *self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn raise(&self) {
+        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(ArrayError::now());
     }
 
     fn note_fault(&self, what: String) {

@@ -129,10 +129,13 @@ impl Firmware {
             counts.commands += 1;
             counts.commands - 1
         });
-        let (hang, fail) = {
+        let [hang, fail, raises] = {
             let faults = self.faults();
-            (faults.hang_command == Some(number), faults.fail_command == Some(number))
+            [faults.hang_command, faults.fail_command, faults.async_error].map(|at| at == Some(number))
         };
+        if raises {
+            self.raise();
+        }
         if hang {
             return Err(Failure::Hang);
         }

@@ -32,7 +32,7 @@ use self::messages::{Fields, opcode};
 use self::trouble::Trouble;
 use crate::array::Contract;
 use crate::config::{Config, Counts};
-use crate::firmware::{Chain, ChainKind, Firmware, Reply, status};
+use crate::firmware::{ArrayError, Chain, ChainKind, Firmware, Reply, status};
 use crate::stats::Stats;
 use crate::timing::Timeline;
 
@@ -288,6 +288,8 @@ impl Device {
 fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
     // Contexts whose array waits for ever: whatever is sent behind that waits too, until the context is made again.
     let mut stuck = HashSet::new();
+    // The last error of the array that the driver knows of.
+    let mut told = None;
     while let Ok(Job { context, generation, message }) = queue.recv() {
         let current =
             |state: &State| state.contexts.get(&context).filter(|c| c.generation == generation).map(|c| c.channel);
@@ -308,10 +310,11 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
             let guest = shared.guest.read().unwrap_or_else(PoisonError::into_inner);
             command(&shared.firmware, context, &message, &ContextView { guest: &guest, heaps: &heaps })
         };
-        let after = shared.stats.update(|counts| counts.commands);
         let mut state = shared.state();
-        if state.trouble.raises(&shared.config.faults, before..after) {
-            raise_error(shared, &mut state);
+        let raised = shared.firmware.array_error();
+        if let Some(error) = raised.filter(|_| raised != told) {
+            told = raised;
+            tell_error(shared, &mut state, &error);
         }
         match (answer, current(&state)) {
             (Some(words), Some(channel)) => state.send(channel, message.id, message.opcode, &words),
@@ -325,15 +328,15 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
 }
 
 /// Answers the oldest parked REGISTER_ASYNC_EVENT with an error of the array.
-fn raise_error(shared: &Shared, state: &mut State) {
+fn tell_error(shared: &Shared, state: &mut State, error: &ArrayError) {
     if state.async_events.is_empty() {
-        state.say("no asynchronous error: the driver has parked no buffer for it");
+        state.say("an error of the array is not told: the driver has parked no buffer for it");
         return;
     }
     let (id, buffer, _) = state.async_events.remove(0);
     let guest = shared.guest.read().unwrap_or_else(PoisonError::into_inner);
-    let written = trouble::write_error(&guest, buffer);
-    state.say(&format!("asynchronous error, as it was told; its buffer at {buffer:#x} was written: {written}"));
+    let written = trouble::write_error(&guest, buffer, error);
+    state.say(&format!("error of the array; its buffer at {buffer:#x} was written: {written}"));
     // Status, and the type: an error of the array.
     state.send(Channel(0), id, opcode::REGISTER_ASYNC_EVENT, &[status::SUCCESS, 0]);
 }

@@ -1,16 +1,13 @@
 //! Faults that only a device on a bus can show: a firmware that answers nothing any more, one that does not start
-//! again, an error that nobody asked for. Each shows once; a start of the firmware ends it.
+//! again. Each shows once; a start of the firmware ends it. And how an error of the array is told.
 
 use super::guest::GuestMemory;
 use super::messages::opcode;
 use crate::config::Faults;
+use crate::firmware::ArrayError;
 
-/// Modules of an error entry (`aie2_error.c`).
+/// Module of an error entry (`aie2_error.c`): a core.
 const MODULE_CORE: u32 = 1;
-/// A core's event that the driver takes for an illegal access.
-const EVENT_ACCESS: u8 = 60;
-/// The first row of cores.
-const CORE_ROW: u8 = 2;
 
 /// Which faults are showing.
 #[derive(Debug, Default)]
@@ -22,7 +19,6 @@ pub(super) struct Trouble {
     /// Power went off after SUSPEND.
     slept: bool,
     sleep_shown: bool,
-    error_shown: bool,
 }
 
 impl Trouble {
@@ -54,23 +50,17 @@ impl Trouble {
         }
         true
     }
-
-    /// Whether the command that `ran` numbers raises an asynchronous error.
-    pub(super) fn raises(&mut self, faults: &Faults, ran: std::ops::Range<u64>) -> bool {
-        let due = !self.error_shown && faults.async_error.is_some_and(|number| ran.contains(&number));
-        self.error_shown |= due;
-        due
-    }
 }
 
-/// Writes one error entry, of the first core, into the buffer that the driver has parked for it.
-pub(super) fn write_error(guest: &GuestMemory, buffer: u64) -> bool {
+/// Writes an error as an entry of the buffer that the driver has parked for it.
+pub(super) fn write_error(guest: &GuestMemory, buffer: u64, error: &ArrayError) -> bool {
     let mut bytes = [0; 24];
     // Count, return code, reserved; then row, column, module and event.
     bytes[0] = 1;
-    bytes[12] = CORE_ROW;
+    bytes[12] = error.row;
+    bytes[13] = error.column;
     bytes[16..20].copy_from_slice(&MODULE_CORE.to_le_bytes());
-    bytes[20] = EVENT_ACCESS;
+    bytes[20] = error.event;
     guest.write(buffer, &bytes)
 }
 
@@ -105,14 +95,5 @@ mod tests {
         trouble.told(opcode::SUSPEND);
         trouble.power_off();
         assert!(trouble.starts(&faults));
-    }
-
-    #[test]
-    fn an_error_is_raised_by_its_command_alone() {
-        let faults = Faults { async_error: Some(5), ..Faults::default() };
-        let mut trouble = Trouble::default();
-        assert!(!trouble.raises(&faults, 0..5));
-        assert!(trouble.raises(&faults, 5..8));
-        assert!(!trouble.raises(&faults, 5..8));
     }
 }
