@@ -31,6 +31,7 @@ pub mod bfp16;
 pub mod delta;
 pub mod gemm;
 pub mod image;
+pub mod limits;
 pub mod norm;
 pub mod pack;
 #[allow(unsafe_code)]

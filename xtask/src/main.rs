@@ -1,6 +1,7 @@
 //! The one door for developers: `cargo xtask check | abi | synth-bundle`.
 
 mod abi;
+mod bench;
 mod check;
 mod supervise;
 mod synth;
@@ -20,6 +21,8 @@ cargo xtask <command>
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's
                      references; leaves the device as it found it
   abi [--header H]   the crate's ABI tables against the kernel's header: this machine's, else Debian's
+  bench [OPTION]...  our runtime and a runtime by others, measured in turn, beside the machine's limits; `bench --help`
+                     for more
   supervise -- PROGRAM [ARGUMENT]...
                      a program that uses the driver, on the software NPU; `supervise --help` for more
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     let rest: Vec<OsString> = arguments.collect();
     let result = match command.to_string_lossy().as_ref() {
         "abi" => abi::run(&rest),
+        "bench" => bench::run(&rest),
         "check" => check::run(&rest),
         "supervise" => supervise::run(&rest),
         "synth-bundle" => synth::run(&rest),

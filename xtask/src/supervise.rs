@@ -7,12 +7,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
+use std::time::Duration;
 
 use driver_tests::contracts;
 use lexopt::{Arg, Parser, ValueExt};
 use npu_model::supervise::Supervisor;
 use npu_model::trace::Trace;
-use npu_model::{AddressMode, Config, DriverVersion, Npu};
+use npu_model::{AddressMode, Config, DriverVersion, Npu, Timing};
 use runtime::bundle::Bundle;
 use runtime::reference::is_reference;
 
@@ -35,6 +36,10 @@ program's.
   --slots N          context slots of the firmware                             [16]
   --tdr-ms N         the driver's tdr_timeout_ms                               [2000]
   --threads N        threads of the arithmetic                                 [all]
+  --timing [LATENCY,BANDWIDTH,RATE]
+                     compute nothing: each command takes LATENCY microseconds plus the longer of its bytes at
+                     BANDWIDTH GB/s and its operations at RATE TFLOP/s         [65,50,12]
+                     What supervising costs is measured first and taken off the latency
 ";
 
 struct Options {
@@ -93,6 +98,12 @@ fn supervise(options: &Options) -> Result<ExitStatus, String> {
             eprintln!("supervise: {name} {count}");
         }
         eprintln!("supervise: {} commands, {} failed", counts.commands, counts.failed_commands);
+        if options.config.timing.is_some() {
+            let ms = |ns: u64| ns as f64 / 1e6;
+            let (array, device) = (ms(counts.array_ns), ms(counts.device_ns));
+            eprintln!("supervise: {array:.1} ms of the array's time, {device:.1} ms with the latencies that showed");
+            eprintln!("supervise: {} changes between contexts", counts.context_switches);
+        }
     }
     Ok(status)
 }
@@ -120,8 +131,7 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
         config: Config::default(),
         program: Vec::new(),
     };
-    let config = &mut options.config;
-    config.faults.privileged = rustix::process::geteuid().is_root();
+    options.config.faults.privileged = rustix::process::geteuid().is_root();
     let mut parser = Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
         match argument {
@@ -130,7 +140,7 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
             Arg::Long("counts") => options.counts = true,
             Arg::Long("node") => options.node = parser.value()?.into(),
             Arg::Long("npu") => {
-                config.npu = parser.value()?.parse_with(|text| match text {
+                options.config.npu = parser.value()?.parse_with(|text| match text {
                     "4" => Ok(Npu::Npu4),
                     "5" => Ok(Npu::Npu5),
                     "6" => Ok(Npu::Npu6),
@@ -138,23 +148,37 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
                 })?;
             }
             Arg::Long("driver") => {
-                config.driver = parser.value()?.parse_with(|text| match text {
+                options.config.driver = parser.value()?.parse_with(|text| match text {
                     "7.3" => Ok(DriverVersion::L7_3_4),
                     "2026-08" => Ok(DriverVersion::Aug2026),
                     _ => Err("there are 7.3 and 2026-08"),
                 })?;
             }
-            Arg::Long("protocol") => config.protocol = parser.value()?.parse_with(protocol)?,
+            Arg::Long("protocol") => options.config.protocol = parser.value()?.parse_with(protocol)?,
             Arg::Long("mode") => {
-                config.mode = parser.value()?.parse_with(|text| match text {
+                options.config.mode = parser.value()?.parse_with(|text| match text {
                     "sva" => Ok(AddressMode::Sva),
                     "iova" => Ok(AddressMode::Iova),
                     _ => Err("there are sva and iova"),
                 })?;
             }
-            Arg::Long("slots") => config.slots = parser.value()?.parse()?,
-            Arg::Long("tdr-ms") => config.tdr_ms = parser.value()?.parse()?,
-            Arg::Long("threads") => config.threads = parser.value()?.parse()?,
+            Arg::Long("slots") => options.config.slots = parser.value()?.parse()?,
+            Arg::Long("tdr-ms") => options.config.tdr_ms = parser.value()?.parse()?,
+            Arg::Long("threads") => options.config.threads = parser.value()?.parse()?,
+            Arg::Long("timing") => {
+                let given = match parser.optional_value() {
+                    Some(value) => Some(value),
+                    // A value of its own word: what follows is a program otherwise.
+                    None => {
+                        let mut words = parser.raw_args()?;
+                        words.next_if(|word| word.to_str().is_some_and(|word| timing(word).is_ok()))
+                    }
+                };
+                options.config.timing = Some(match given {
+                    Some(value) => value.parse_with(timing)?,
+                    None => Timing::default(),
+                });
+            }
             Arg::Long("help") | Arg::Short('h') => return Ok(None),
             Arg::Value(program) => {
                 options.program.push(program);
@@ -173,4 +197,41 @@ fn protocol(text: &str) -> Result<(u32, u32), String> {
     let wrong = || format!("{text:?} is not of the form 6.18");
     let (major, minor) = text.split_once('.').ok_or_else(wrong)?;
     Ok((major.parse().map_err(|_| wrong())?, minor.parse().map_err(|_| wrong())?))
+}
+
+/// `65,50,12`: microseconds, GB/s, TFLOP/s.
+pub(crate) fn timing(text: &str) -> Result<Timing, String> {
+    let numbers: Vec<f64> = text.split(',').map_while(|word| word.trim().parse().ok()).collect();
+    let &[latency, bandwidth, rate] = &numbers[..] else {
+        return Err(format!("{text:?} is not of the form 65,50,12: microseconds, GB/s, TFLOP/s"));
+    };
+    let possible = |number: f64, most: f64| number.is_finite() && (0.0..=most).contains(&number);
+    if !possible(latency, 1e9) || !possible(bandwidth, 1e6) || !possible(rate, 1e6) || bandwidth * rate == 0.0 {
+        return Err(format!("{text:?}: no device is like that"));
+    }
+    Ok(Timing {
+        latency: Duration::from_nanos((latency * 1e3) as u64),
+        bandwidth: (bandwidth * 1e9) as u64,
+        rate: (rate * 1e12) as u64,
+        ..Timing::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timing_is_three_numbers() {
+        assert_eq!(timing("65,50,12"), Ok(Timing::default()));
+        for wrong in ["", "65", "65,50", "65,50,12,1", "65,0,12", "-1,50,12", "a,b,c", "nan,50,12", "65,50,inf"] {
+            assert!(timing(wrong).is_err(), "{wrong}");
+        }
+        let words = |words: &[&str]| parse(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        let plain = words(&["--timing", "--", "program"]).unwrap().unwrap();
+        assert_eq!((plain.config.timing, plain.program), (Some(Timing::default()), vec!["program".into()]));
+        let slow = words(&["--timing", "65,25,12", "program", "-x"]).unwrap().unwrap();
+        assert_eq!(slow.config.timing.map(|timing| timing.bandwidth), Some(25_000_000_000));
+        assert_eq!(slow.program, ["program", "-x"]);
+    }
 }

@@ -13,6 +13,7 @@ use runtime::export::{ExportError, ExportOptions, manifest_for, write_kernels};
 use serde_json::{Map, Value, json};
 
 /// The numbers in which the sizes differ.
+#[derive(Clone, Copy)]
 struct Size {
     name: &'static str,
     hidden: usize,
@@ -122,12 +123,49 @@ const SIZES: [Size; 5] = [
     },
 ];
 
+/// Every so many layers, one has attention.
+const INTERVAL: usize = 4;
+
+/// A bundle to measure with: the first of these that is not there is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sample {
+    /// The 2B model.
+    Whole,
+    /// Two layers of the 2B model with DeltaNet, a small vocabulary.
+    Linear,
+    /// Two layers of the 2B model with attention, a small vocabulary.
+    Attention,
+    /// A tiny model, for smoke tests.
+    Tiny,
+}
+
+/// Writes a sample where it is not there yet.
+pub(crate) fn sample(out: &Path, sample: Sample) -> Result<(), String> {
+    if Bundle::open(out).is_ok() {
+        return Ok(());
+    }
+    let _ = fs::remove_dir_all(out);
+    if let Some(parent) = out.parent() {
+        fs::create_dir_all(parent).map_err(|error| format!("cannot create {}: {error}", parent.display()))?;
+    }
+    let [whole, .., tiny] = SIZES;
+    let [width, mlp, _, heads, side] = whole.tower;
+    let part = Size { vocab: 2048, words: 2000, tower: [width, mlp, 1, heads, side], ..whole };
+    let written = match sample {
+        Sample::Whole => write_bundle(out, &whole, whole.layers, INTERVAL),
+        Sample::Linear => write_bundle(out, &part, 2, 3),
+        Sample::Attention => write_bundle(out, &part, 2, 1),
+        Sample::Tiny => write_bundle(out, &tiny, tiny.layers, INTERVAL),
+    };
+    written.map(drop)
+}
+
 const USAGE: &str = "usage: cargo xtask synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]";
 
 /// Writes the bundle that the arguments ask for.
 pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     let (out, size, layers) = parse(arguments)?;
-    match write_bundle(&out, size, layers) {
+    match write_bundle(&out, size, layers, INTERVAL) {
         Ok(bytes) => {
             eprintln!("{}: {} with {layers} layers, {bytes} bytes of tensors", out.display(), size.name);
             Ok(true)
@@ -164,12 +202,12 @@ fn parse(arguments: &[OsString]) -> Result<(PathBuf, &'static Size, usize), Stri
 }
 
 /// Writes everything and has the reader check it. What was written of a failed bundle is removed.
-fn write_bundle(out: &Path, size: &Size, layers: usize) -> Result<u64, String> {
+fn write_bundle(out: &Path, size: &Size, layers: usize, interval: usize) -> Result<u64, String> {
     let nothing = Value::Null;
     let options = ExportOptions::new(PathBuf::new(), PathBuf::new());
     let generation = json!({"eos_token_id": [size.words + 2, size.words]});
-    let manifest =
-        manifest_for(&config(size, layers), &generation, &nothing, &options).map_err(|error| error.to_string())?;
+    let manifest = manifest_for(&config(size, layers, interval), &generation, &nothing, &options)
+        .map_err(|error| error.to_string())?;
     fs::create_dir(out).map_err(|error| format!("cannot create {}: {error}", out.display()))?;
     let written = files(out, size, &manifest).map_err(|error| format!("cannot write {}: {error}", out.display()));
     let checked = written.and_then(|bytes| Bundle::open(out).map(|_| bytes).map_err(|error| error.to_string()));
@@ -179,7 +217,7 @@ fn write_bundle(out: &Path, size: &Size, layers: usize) -> Result<u64, String> {
     checked
 }
 
-fn config(size: &Size, layers: usize) -> Value {
+fn config(size: &Size, layers: usize, interval: usize) -> Value {
     let [width, mlp, depth, heads, side] = size.tower;
     json!({
         "model_type": "qwen3_5",
@@ -189,7 +227,7 @@ fn config(size: &Size, layers: usize) -> Value {
         "vision_end_token_id": size.words + 10,
         "text_config": {
             "hidden_size": size.hidden, "intermediate_size": size.intermediate, "num_hidden_layers": layers,
-            "full_attention_interval": 4, "vocab_size": size.vocab, "rms_norm_eps": 1e-6,
+            "full_attention_interval": interval, "vocab_size": size.vocab, "rms_norm_eps": 1e-6,
             "num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head_dim,
             "linear_num_key_heads": size.key_heads, "linear_num_value_heads": size.value_heads,
             "linear_key_head_dim": size.linear_dim, "linear_value_head_dim": size.linear_dim,

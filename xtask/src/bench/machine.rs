@@ -1,0 +1,116 @@
+//! The machine: what it is, and what it can do at best.
+
+use std::fs;
+
+use host_ops::limits;
+use host_ops::pool::Pool;
+use serde_json::{Value, json};
+
+use super::measure::{Effort, best};
+
+/// Description and limits.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    cpu: String,
+    cores: usize,
+    memory: f64,
+    kernel: String,
+    /// Vector extensions that were found.
+    vectors: String,
+    /// Operations a second with 1, 2, .. threads.
+    pub(super) fma: Vec<f64>,
+    /// Bytes a second that are read, all threads.
+    pub(super) read: f64,
+    /// Bytes a second that are read and written by a copy, all threads.
+    pub(super) copy: f64,
+    /// Bytes a second that are read and written by a change in place, all threads.
+    pub(super) update: f64,
+}
+
+/// The first value of a key in a file of lines `key : value`.
+fn value(path: &str, key: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.split(':').next().is_some_and(|name| name.trim() == key))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// A number of kB from `/proc/meminfo`, in bytes.
+pub(super) fn memory(key: &str) -> u64 {
+    let kb = value("/proc/meminfo", key).and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    kb.unwrap_or(0) * 1024
+}
+
+impl Machine {
+    /// Looks, and measures for a second or so.
+    pub(super) fn measure(effort: Effort) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let flags = value("/proc/cpuinfo", "flags").unwrap_or_default();
+        let vectors = ["avx2", "fma", "avx512f", "avx512_bf16"];
+        let found: Vec<&str> = vectors.into_iter().filter(|name| flags.split(' ').any(|flag| flag == *name)).collect();
+        let rounds = if effort.quick { 1 << 10 } else { 1 << 22 };
+        let fma = (1..=cores)
+            .map(|threads| {
+                let pool = Pool::new(threads);
+                let mut sums = vec![0.0; threads];
+                let time = best(effort, || {
+                    pool.run_chunks(&mut sums, 1, &|_, sum| sum[0] += limits::multiply_add(rounds));
+                });
+                (threads * rounds * limits::OPERATIONS_A_ROUND) as f64 / time
+            })
+            .collect();
+        let pool = Pool::new(cores);
+        // Far larger than any cache.
+        let mut from: Vec<f32> = vec![1.0; if effort.quick { 1 << 12 } else { 64 << 20 }];
+        let mut to: Vec<f32> = vec![0.0; from.len()];
+        let bytes = size_of_val(&from[..]) as f64;
+        let mut sum = 0.0;
+        let read = bytes / best(effort, || sum += limits::read(&pool, &from));
+        std::hint::black_box(sum);
+        let copy = 2.0 * bytes / best(effort, || limits::copy(&pool, &from, &mut to));
+        let update = 2.0 * bytes / best(effort, || limits::update(&pool, &mut from));
+        Self {
+            cpu: value("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown CPU".into()),
+            cores,
+            memory: memory("MemTotal") as f64,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            vectors: found.join(" "),
+            fma,
+            read,
+            copy,
+            update,
+        }
+    }
+
+    /// Operations a second, all threads.
+    pub(super) fn peak(&self) -> f64 {
+        self.fma.last().copied().unwrap_or(f64::NAN)
+    }
+
+    /// What it is, in a line.
+    pub(super) fn line(&self) -> String {
+        let gib = self.memory / (1u64 << 30) as f64;
+        format!("{}, {} cores ({}), {gib:.0} GiB, Linux {}", self.cpu, self.cores, self.vectors, self.kernel)
+    }
+
+    pub(super) fn text(&self) -> String {
+        let giga = |value: f64| format!("{:.1}", value / 1e9);
+        let fma: Vec<String> = self.fma.iter().map(|value| giga(*value)).collect();
+        format!(
+            "{}\nlimits: FMA {} GFLOP/s with 1.. threads; read {} GB/s, copy {} GB/s, change in place {} GB/s (read and \
+             written)",
+            self.line(),
+            fma.join(", "),
+            giga(self.read),
+            giga(self.copy),
+            giga(self.update),
+        )
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "cpu": self.cpu, "cores": self.cores, "vectors": self.vectors, "memory_bytes": self.memory,
+            "kernel": self.kernel, "fma_flops_by_threads": self.fma, "read_bytes_a_second": self.read,
+            "copy_bytes_a_second": self.copy, "update_bytes_a_second": self.update,
+        })
+    }
+}

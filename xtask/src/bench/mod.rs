@@ -1,0 +1,215 @@
+//! `cargo xtask bench`: one command, one table. Our runtime and the peer's in the same run, in turn, and the machine's
+//! own limits beside them.
+
+mod dispatch;
+mod host;
+mod load;
+mod machine;
+mod measure;
+mod npu;
+mod ours;
+mod peer;
+mod plot;
+mod report;
+mod stage;
+pub(crate) mod supervised;
+mod targets;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lexopt::{Arg, Parser, ValueExt};
+
+use self::machine::Machine;
+use self::measure::Effort;
+use self::report::{GROUPS, Report};
+use crate::synth::{Sample, sample};
+
+const HELP: &str = "\
+cargo xtask bench [OPTION]...
+
+Measures our runtime and a runtime by others in turn, and the machine's limits, and prints a table. Built and run
+optimised, whatever this command is built as.
+
+  --group host|stage|dispatch|load|npu
+                     only these groups; may be given more than once            [all]
+  --rounds N         alternations                                              [3]
+  --json FILE        everything that was measured
+  --out DIR          the table, the JSON and a plot of each group
+  --bundle DIR       a 2B bundle to use; otherwise one is written to target/bench
+  --no-peer          ours alone
+  --quick            a smoke test: tiny shapes, ours alone, nothing means anything
+";
+
+#[derive(Debug)]
+struct Options {
+    groups: Vec<&'static str>,
+    rounds: usize,
+    json: Option<PathBuf>,
+    out: Option<PathBuf>,
+    bundle: Option<PathBuf>,
+    peer: bool,
+    quick: bool,
+}
+
+/// A run in progress.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    effort: Effort,
+    report: Report,
+    /// The peer's program.
+    peer: Option<PathBuf>,
+    /// Where bundles are, and the one for the whole model.
+    folder: PathBuf,
+    whole: Option<PathBuf>,
+}
+
+impl Bench {
+    /// A bundle to measure with.
+    fn bundle(&self, which: Sample) -> Result<PathBuf, String> {
+        let name = match (which, &self.whole) {
+            (Sample::Whole, Some(path)) => return Ok(path.clone()),
+            (Sample::Whole, None) => "2b",
+            (Sample::Linear, _) => "linear",
+            (Sample::Attention, _) => "attention",
+            (Sample::Tiny, _) => "tiny",
+        };
+        let path = self.folder.join(name);
+        sample(&path, which).map(|()| path)
+    }
+
+    /// Something that could not be measured.
+    fn gap(&mut self, what: &str, why: String) {
+        let gap = format!("{what}: {why}");
+        if !self.report.gaps.contains(&gap) {
+            eprintln!("bench: {gap}");
+            self.report.gaps.push(gap);
+        }
+    }
+}
+
+/// True where everything that was asked for was measured.
+pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
+    if arguments.first().is_some_and(|word| word == "--child") {
+        let words: Vec<String> = arguments[1..].iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        return ours::child(&words).map(|()| true);
+    }
+    let Some(options) = parse(arguments).map_err(|error| error.to_string())? else {
+        crate::print(HELP);
+        return Ok(true);
+    };
+    if cfg!(debug_assertions) && !options.quick {
+        return optimised(arguments);
+    }
+    let report = measure(&options)?;
+    let table = report.table();
+    crate::print(&table);
+    save(&options, &report, &table)?;
+    Ok(report.gaps.is_empty())
+}
+
+/// The same command, built with optimisation.
+fn optimised(arguments: &[OsString]) -> Result<bool, String> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--release", "--quiet", "--package", "xtask", "--", "bench"]).args(arguments);
+    let status = command.status().map_err(|error| format!("{command:?} did not start: {error}"))?;
+    Ok(status.success())
+}
+
+fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
+    let mut options =
+        Options { groups: Vec::new(), rounds: 3, json: None, out: None, bundle: None, peer: true, quick: false };
+    let mut parser = Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Long("group") => options.groups.push(parser.value()?.parse_with(|text| {
+                GROUPS.into_iter().find(|group| *group == text).ok_or("there are host, stage, dispatch, load and npu")
+            })?),
+            Arg::Long("rounds") => options.rounds = parser.value()?.parse::<usize>()?.max(1),
+            Arg::Long("json") => options.json = Some(parser.value()?.into()),
+            Arg::Long("out") => options.out = Some(parser.value()?.into()),
+            Arg::Long("bundle") => options.bundle = Some(parser.value()?.into()),
+            Arg::Long("no-peer") => options.peer = false,
+            Arg::Long("quick") => options.quick = true,
+            Arg::Long("help") | Arg::Short('h') => return Ok(None),
+            other => return Err(other.unexpected()),
+        }
+    }
+    if options.groups.is_empty() {
+        options.groups = GROUPS.into();
+    }
+    if options.quick {
+        (options.rounds, options.peer) = (1, false);
+    }
+    Ok(Some(options))
+}
+
+/// The build directory of this checkout.
+fn target() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    std::env::var_os("CARGO_TARGET_DIR").map_or(own, PathBuf::from)
+}
+
+fn measure(options: &Options) -> Result<Report, String> {
+    let effort = Effort { rounds: options.rounds, quick: options.quick };
+    let target = target();
+    let (peer, missing) = match options.peer.then(|| peer::build(&target)) {
+        None => (None, None),
+        Some(Ok(program)) => (Some(program), None),
+        Some(Err(why)) => (None, Some(why)),
+    };
+    let report = Report {
+        machine: Machine::measure(effort),
+        rows: Vec::new(),
+        targets: Vec::new(),
+        gaps: Vec::new(),
+        peer: if peer.is_some() { peer::NAME.to_owned() } else { "none".to_owned() },
+        rounds: options.rounds,
+    };
+    let (folder, whole) = (target.join("bench"), options.bundle.clone());
+    let mut bench = Bench { effort, report, peer, folder, whole };
+    if let Some(why) = missing {
+        bench.gap("the peer", why);
+    }
+    for group in GROUPS {
+        if !options.groups.contains(&group) {
+            continue;
+        }
+        eprintln!("bench: {group}");
+        match group {
+            "host" => host::run(&mut bench),
+            "stage" => stage::run(&mut bench),
+            "dispatch" => dispatch::run(&mut bench),
+            "load" => load::run(&mut bench),
+            _ => npu::run(&mut bench),
+        }
+    }
+    let mut report = bench.report;
+    if !options.quick {
+        report.targets = targets::judge(&report);
+    }
+    Ok(report)
+}
+
+fn save(options: &Options, report: &Report, table: &str) -> Result<(), String> {
+    let write = |path: &Path, text: &str| {
+        let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
+        folder.and_then(|()| fs::write(path, text)).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let json = format!("{:#}\n", report.json());
+    if let Some(path) = &options.json {
+        write(path, &json)?;
+    }
+    if let Some(folder) = &options.out {
+        write(&folder.join("bench.json"), &json)?;
+        write(&folder.join("README.md"), &format!("# Measured\n\n`cargo xtask bench --out docs/bench`\n\n{table}"))?;
+        for group in GROUPS {
+            if let Some(chart) = plot::chart(report, group) {
+                write(&folder.join(format!("{group}.svg")), &chart)?;
+            }
+        }
+    }
+    Ok(())
+}
