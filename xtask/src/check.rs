@@ -44,7 +44,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 14] = [
+const STAGES: [(&str, Stage); 15] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -55,6 +55,7 @@ const STAGES: [(&str, Stage); 14] = [
     ("oracle", oracle),
     ("peer", peer::run),
     ("readme", readme::run),
+    ("bench", bench),
     ("demo", demo::run),
     ("xrt", xrt::run),
     ("driver", driver::run),
@@ -123,6 +124,17 @@ fn fmt(root: &Path) -> Outcome {
 fn clippy(root: &Path) -> Outcome {
     let arguments = ["clippy", "--quiet", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     plain(cargo(root, &arguments), "see above")
+}
+
+/// The bench on tiny shapes: that it runs and counts right, not what it measures.
+fn bench(_root: &Path) -> Outcome {
+    match crate::bench::smoke() {
+        Ok(said) => {
+            crate::print(&format!("{said}\n"));
+            Outcome::Pass(Tally::ONE_PASSED)
+        }
+        Err(why) => Outcome::Fail(Tally::ONE_FAILED, why),
+    }
 }
 
 fn docs(root: &Path) -> Outcome {

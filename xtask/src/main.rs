@@ -15,7 +15,7 @@ const HELP: &str = "\
 cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
-                     fmt hygiene notes clippy docs abi tests oracle peer readme demo xrt driver; and, only where it
+                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo xrt driver; and, only where it
                      is named, driver-others: the table on other firmware, parts and address modes
   check --device NODE [--bundle B]
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's

@@ -15,6 +15,7 @@ use crate::synth::Sample;
 pub(super) const HOPS: f64 = 97.0;
 
 pub(super) const EMPTY: &str = "an empty command";
+pub(super) const COMMANDS: &str = "commands a token";
 pub(super) const IOCTLS: &str = "ioctls a token";
 pub(super) const NPU_PROMPT: &str = "prompt, 778 tokens: NPU time";
 
@@ -115,7 +116,7 @@ fn own_token(bench: &mut Bench, lines: &Lines, note: &str) {
     bench.report.row("dispatch", "token at 1024: host, not overlapped", "ms").ours.extend(ms(host(lines, "token")));
     for (name, unit, from) in [
         (IOCTLS, "calls", "token.ioctls"),
-        ("commands a token", "packets", "token.packets"),
+        (COMMANDS, "packets", "token.packets"),
         ("bytes written back a token", "bytes", "token.flushed"),
         ("changes between contexts a token", "changes", "token.switches"),
     ] {
@@ -141,7 +142,7 @@ fn peer(bench: &mut Bench, bundle: &std::path::Path, timing: Timing, round: usiz
             };
             let counts = &ran.counts;
             report.row("dispatch", IOCTLS, "calls").peer.push(calls(counts) as f64 / (tokens + 1.0));
-            report.row("dispatch", "commands a token", "packets").peer.push(counts.packets as f64 / (tokens + 1.0));
+            report.row("dispatch", COMMANDS, "packets").peer.push(counts.packets as f64 / (tokens + 1.0));
         }
         Err(why) => bench.gap("the peer's tokens", why),
     }

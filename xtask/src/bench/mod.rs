@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use lexopt::{Arg, Parser, ValueExt};
+use runtime::bundle::Bundle;
 
 use self::machine::Machine;
 use self::measure::Effort;
@@ -191,6 +192,32 @@ fn measure(options: &Options) -> Result<Report, String> {
         report.targets = targets::judge(&report);
     }
     Ok(report)
+}
+
+/// The whole of it on tiny shapes, ours alone: everything gets measured, and the counts are what they have to be. No
+/// time is looked at.
+///
+/// # Errors
+/// What is missing or wrong.
+pub(crate) fn smoke() -> Result<String, String> {
+    let options =
+        Options { groups: GROUPS.into(), rounds: 1, json: None, out: None, bundle: None, peer: false, quick: true };
+    let report = measure(&options)?;
+    if let Some(gap) = report.gaps.first() {
+        return Err(gap.clone());
+    }
+    let missing = GROUPS.into_iter().find(|group| plot::chart(&report, group).is_none());
+    if let Some(group) = missing {
+        return Err(format!("nothing was measured in group {group}"));
+    }
+    let bundle = target().join("bench/tiny");
+    let text = Bundle::open(&bundle).map_err(|error| error.to_string())?.manifest.text;
+    let wanted = text.layers.len() * (3 + text.down_slices) + text.head_parts;
+    let found = report.find("dispatch", dispatch::COMMANDS).and_then(report::Row::ours).unwrap_or_default();
+    if found != wanted as f64 {
+        return Err(format!("a token of the tiny model takes {found} commands, its layers and head say {wanted}"));
+    }
+    Ok(format!("{} figures, {wanted} commands a token", report.rows.len()))
 }
 
 fn save(options: &Options, report: &Report, table: &str) -> Result<(), String> {
