@@ -261,9 +261,13 @@ impl Pool {
         b: (&mut [B], usize),
         body: &(dyn Fn(usize, &mut [A], &mut [B]) + Sync),
     ) {
-        let (a, b) = (Chunks::new(a.0, a.1), Chunks::new(b.0, b.1));
-        // SAFETY: `run` calls each i once, so no chunk is handed out twice.
-        self.run(a.count().min(b.count()), &|i| body(i, unsafe { a.get(i) }, unsafe { b.get(i) }));
+        self.run_parts((Chunks::new(a.0, a.1), Chunks::new(b.0, b.1)), |i, (a, b)| body(i, a, b));
+    }
+
+    /// [`Pool::run_chunks`] over as many slices as there are in a tuple of [`Chunks`].
+    pub(crate) fn run_parts<P: Parts>(&self, parts: P, body: impl Fn(usize, P::Part) + Sync) {
+        // SAFETY: `run` calls each i once, so no part is handed out twice.
+        self.run(parts.count(), &|i| body(i, unsafe { parts.part(i) }));
     }
 }
 
@@ -346,8 +350,57 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Things cut into as many parts, which different threads may take.
+pub(crate) trait Parts: Sync {
+    /// One of them.
+    type Part;
+
+    fn count(&self) -> usize;
+
+    /// Part `i`.
+    ///
+    /// # Safety
+    /// `i < count()`, and no part is taken twice.
+    unsafe fn part(&self, i: usize) -> Self::Part;
+}
+
+impl<'a, T: Send> Parts for Chunks<'a, T> {
+    type Part = &'a mut [T];
+
+    fn count(&self) -> usize {
+        Chunks::count(self)
+    }
+
+    unsafe fn part(&self, i: usize) -> &'a mut [T] {
+        // SAFETY: as the caller promises.
+        unsafe { self.get(i) }
+    }
+}
+
+macro_rules! tuple_parts {
+    ($($name:ident $index:tt),*) => {
+        impl<$($name: Parts),*> Parts for ($($name,)*) {
+            type Part = ($($name::Part,)*);
+
+            fn count(&self) -> usize {
+                [$(self.$index.count()),*].into_iter().min().unwrap_or(0)
+            }
+
+            unsafe fn part(&self, i: usize) -> Self::Part {
+                // SAFETY: `count` is the least of all counts; the rest is as the caller promises.
+                unsafe { ($(self.$index.part(i),)*) }
+            }
+        }
+    };
+}
+
+tuple_parts!(A 0, B 1);
+tuple_parts!(A 0, B 1, C 2);
+tuple_parts!(A 0, B 1, C 2, D 3);
+tuple_parts!(A 0, B 1, C 2, D 3, E 4, F 5);
+
 /// A slice cut into chunks that different threads may take.
-struct Chunks<'a, T> {
+pub(crate) struct Chunks<'a, T> {
     start: *mut T,
     len: usize,
     chunk: usize,
@@ -358,7 +411,7 @@ struct Chunks<'a, T> {
 unsafe impl<T: Send> Sync for Chunks<'_, T> {}
 
 impl<'a, T> Chunks<'a, T> {
-    fn new(slice: &'a mut [T], chunk: usize) -> Self {
+    pub(crate) fn new(slice: &'a mut [T], chunk: usize) -> Self {
         Chunks { start: slice.as_mut_ptr(), len: slice.len(), chunk: chunk.max(1), slice: PhantomData }
     }
 
@@ -370,8 +423,7 @@ impl<'a, T> Chunks<'a, T> {
     ///
     /// # Safety
     /// `i < count()`, and no chunk is taken twice.
-    #[expect(clippy::mut_from_ref)]
-    unsafe fn get(&self, i: usize) -> &mut [T] {
+    unsafe fn get(&self, i: usize) -> &'a mut [T] {
         let first = i * self.chunk;
         // SAFETY: i < count() makes first < len, so the range lies in the slice, which is borrowed for 'a; the caller
         // takes each chunk once, so the ranges handed out are disjoint.

@@ -344,7 +344,7 @@ pub(crate) fn exp<V: Lanes>(x: V) -> V {
     p.mul(half.exp2_int()).mul(n.sub(half).exp2_int())
 }
 
-/// `e^x` of what is not above 0, in fewer steps than [`exp`]: within 1.5 ulp down to -87.3, then 0.
+/// `e^x` of what is not above 88, in fewer steps than [`exp`]: within 1.5 ulp down to -87.3, then 0.
 #[inline(always)]
 pub(crate) fn exp_of_negative<V: Lanes>(x: V) -> V {
     let x = V::splat(-88.0).max(x);
@@ -362,10 +362,10 @@ pub(crate) fn sigmoid<V: Lanes>(x: V) -> V {
     one.div(one.add(exp(V::splat(0.0).sub(x))))
 }
 
-/// `x / (1 + e^-x)`.
+/// `x / (1 + e^-x)`; below -88, where that is less than 1e-36, it is `x / (1 + e^88)`.
 #[inline(always)]
 pub(crate) fn silu<V: Lanes>(x: V) -> V {
-    x.div(V::splat(1.0).add(exp(V::splat(0.0).sub(x))))
+    x.div(V::splat(1.0).add(exp_of_negative(V::splat(88.0).min(V::splat(0.0).sub(x)))))
 }
 
 /// Eight values of a slice, zeros past its end.

@@ -192,7 +192,7 @@ fn linear_attention(pool: &Pool, model: &Model, w: &Tensors, golden: &Tensors, i
     let a: Vec<f32> = part("A_log").iter().map(|a| -a.exp()).collect();
     let weights = delta::Weights {
         ba: &ba,
-        conv: part("conv1d.weight"),
+        taps: &delta::taps(part("conv1d.weight"), 4),
         a: &a,
         dt_bias: part("dt_bias"),
         norm: part("norm.weight"),
@@ -206,7 +206,7 @@ fn linear_attention(pool: &Pool, model: &Model, w: &Tensors, golden: &Tensors, i
     // Theirs keeps one more column, channel-major.
     let theirs = golden.get(&format!("state{i}.conv"));
     let theirs: Vec<f32> = (1..4).flat_map(|j| theirs.iter().skip(j).step_by(4).copied()).collect();
-    compare(&say("convolution state"), state.conv(), &theirs, 1e-4);
+    compare(&say("convolution state"), &state.conv(), &theirs, 1e-4);
     out
 }
 

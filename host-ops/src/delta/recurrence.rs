@@ -1,73 +1,253 @@
-//! The delta rule, one panel of value columns at a time:
-//! `S = decay S; r = S^T k; S += k (beta (v - r))^T; o = S^T q`.
+//! The delta rule: `S = decay S; r = S^T k; S += k (beta (v - r))^T; o = S^T q`.
+//!
+//! The state is written once every [`CHUNK`] tokens. In between, what a token has added is remembered as its key and its
+//! delta `u`: with `A_i` the product of a chunk's decays up to token i, and `G_ij` that of the decays after j up to i,
+//!
+//! ```text
+//! u_i = beta_i (v_i - A_i S0^T k_i - sum_{j<i} G_ij (k_j k_i) u_j)
+//! o_i =               A_i S0^T q_i + sum_{j<=i} G_ij (k_j q_i) u_j
+//! S   = A_last S0 + sum_j k_j (G_last,j u_j)^T
+//! ```
+//!
+//! (the WY form of the delta rule, Yang et al., "Parallelizing linear transformers with the delta rule over sequence
+//! length"). A prompt becomes matrix products, and a single token only reads the state. Chunks begin at multiples of
+//! [`CHUNK`] tokens of the sequence and every sum runs in the order of the formulas, so a token's bits do not depend on
+//! how many came with it.
 
-use super::Shape;
-use crate::simd::{LANES, Lanes, kernel, load_padded};
+use crate::simd::{LANES, Lanes, dot_lanes, kernel, load_padded};
 
-/// Value columns of a panel: four vectors, whose sums and deltas all stay in registers.
-pub(super) const PANEL: usize = 4 * LANES;
+/// Tokens between two writes of the state.
+pub(super) const CHUNK: usize = 16;
 
-/// What the recurrence reads of each token.
-pub(super) struct Tokens<'a> {
-    pub(super) shape: &'a Shape,
-    /// `[n, channels]`.
-    pub(super) qkv: &'a [f32],
-    /// `[n, 2 * value_heads]`.
-    pub(super) gates: &'a [f32],
+/// Value columns of a panel, two vectors.
+pub(super) const PANEL: usize = 2 * LANES;
+
+/// Rows that share what is loaded.
+const ROWS: usize = 6;
+
+/// What a token needs beside its key, query and value; the products of decays are in the factors.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Token {
+    /// Factor of what the state recalls.
+    fade: f32,
+    beta: f32,
+    /// Of the deltas in what is recalled for the key; of those before this token.
+    key: [f32; CHUNK],
+    /// The same for the query; of this token's too.
+    query: [f32; CHUNK],
+}
+
+/// The decays of a chunk up to now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fades {
+    /// Of the state.
+    state: f32,
+    /// Of each delta.
+    deltas: [f32; CHUNK],
+}
+
+impl Fades {
+    pub(super) const START: Fades = Fades { state: 1.0, deltas: [1.0; CHUNK] };
+
+    /// Takes in token `i` of the chunk. `dots`: its key's and its query's products with the chunk's keys.
+    pub(super) fn token(&mut self, i: usize, beta: f32, decay: f32, dots: &[[f32; CHUNK]; 2]) -> Token {
+        self.state *= decay;
+        self.deltas[..i].iter_mut().for_each(|fade| *fade *= decay);
+        let times = |dots: &[f32; CHUNK]| std::array::from_fn(|j| if j <= i { self.deltas[j] * dots[j] } else { 0.0 });
+        Token { fade: self.state, beta, key: times(&dots[0]), query: times(&dots[1]) }
+    }
 }
 
 kernel! {
-    /// Runs all tokens through panel `p` of `head`. `state`: `[key_dim, PANEL]`, `out`: `[n, PANEL]`.
-    pub(super) fn run<V>(tokens: &Tokens<'_>, head: usize, p: usize, state: &mut [f32], out: &mut [f32]) {
-        let shape = tokens.shape;
-        let (key, dk) = (shape.key_width(), shape.key_dim);
-        let key_head = head / (shape.value_heads / shape.key_heads);
-        let first = 2 * key + head * shape.value_dim + p * PANEL;
-        let columns = PANEL.min(shape.value_dim - p * PANEL);
-        let rows = tokens.qkv.chunks_exact(shape.channels()).zip(tokens.gates.chunks_exact(2 * shape.value_heads));
-        let state = state.as_chunks_mut::<PANEL>().0;
-        for ((x, gates), out) in rows.zip(out.as_chunks_mut::<PANEL>().0) {
-            let (q, k) = (&x[key_head * dk..][..dk], &x[key + key_head * dk..][..dk]);
-            let v = &x[first..first + columns];
-            step::<V>(state, q, k, v, gates[head], gates[shape.value_heads + head], out);
+    /// Products of a key and a query with the `count` keys of a chunk, `[CHUNK, key_dim]`.
+    pub(super) fn dots<V>(keys: &[f32], count: usize, k: &[f32], q: &[f32], out: &mut [[f32; CHUNK]; 2]) {
+        for (j, key) in keys.chunks_exact(k.len()).enumerate().take(count) {
+            out[0][j] = dot_lanes::<V>(key, k);
+            out[1][j] = dot_lanes::<V>(key, q);
         }
     }
 }
 
-/// One token.
+/// Some tokens of one chunk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment<'a> {
+    /// Which token of its chunk the first one is.
+    pub(super) start: usize,
+    /// Each token's key and query, [packed](pack).
+    pub(super) packed: &'a [f32],
+    /// `[CHUNK, key_dim]`: the chunk's keys, those of this segment included.
+    pub(super) keys: &'a [f32],
+    pub(super) tokens: &'a [Token],
+    pub(super) fades: &'a Fades,
+}
+
+/// Some columns of a matrix.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Values<'a> {
+    /// From the first value of the first row on.
+    pub(super) from: &'a [f32],
+    /// From row to row.
+    pub(super) stride: usize,
+    /// Columns, 1 to [`PANEL`].
+    pub(super) columns: usize,
+}
+
+impl<'a> Values<'a> {
+    #[inline(always)]
+    fn row(&self, i: usize) -> &'a [f32] {
+        &self.from[i * self.stride..][..self.columns]
+    }
+}
+
+/// Rows of `key_dim` as [`run`] wants them: groups of six (the last one of what is left), each `[key_dim, rows]`.
+pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, key_dim: usize, out: &mut [f32]) {
+    let n = rows.len();
+    for (r, row) in rows.enumerate() {
+        let first = r / ROWS * ROWS;
+        let width = ROWS.min(n - first);
+        let out = &mut out[first * key_dim..][..width * key_dim];
+        for (out, &x) in out.iter_mut().skip(r - first).step_by(width).zip(row) {
+            *out = x;
+        }
+    }
+}
+
+kernel! {
+    /// Runs a segment through a panel.
+    ///
+    /// * `state`: `[key_dim, PANEL]`
+    /// * `deltas`: `[CHUNK, PANEL]`, of the chunk's tokens before the segment, and after it the segment's too
+    /// * `values`: of the panel's columns
+    /// * `out`: `[tokens, PANEL]`
+    pub(super) fn run<V>(
+        segment: &Segment<'_>,
+        state: &mut [f32],
+        deltas: &mut [f32],
+        values: Values<'_>,
+        out: &mut [f32],
+    ) {
+        let n = segment.tokens.len();
+        let state = state.as_chunks_mut::<PANEL>().0;
+        let deltas = deltas.as_chunks_mut::<PANEL>().0;
+        let key_dim = state.len();
+        let mut recalled = [[0.0; PANEL]; 2 * CHUNK];
+        let rows = segment.packed[..2 * n * key_dim].chunks(ROWS * key_dim);
+        for (x, out) in rows.zip(recalled[..2 * n].chunks_mut(ROWS)) {
+            match out.len() {
+                6 => recall::<V, 6>(x, state, out),
+                4 => recall::<V, 4>(x, state, out),
+                _ => recall::<V, 2>(x, state, out),
+            }
+        }
+        for (i, token) in segment.tokens.iter().enumerate() {
+            let at = segment.start + i;
+            let v = match values.row(i).as_chunks() {
+                ([a, b], []) => [V::load(a), V::load(b)],
+                ([a], rest) => [V::load(a), load_padded(rest)],
+                (_, rest) => [load_padded(rest), V::splat(0.0)],
+            };
+            let (k, q) = (recalled[2 * i].as_chunks::<LANES>().0, recalled[2 * i + 1].as_chunks::<LANES>().0);
+            let fade = V::splat(token.fade);
+            let mut r = [V::load(&k[0]).mul(fade), V::load(&k[1]).mul(fade)];
+            let mut o = [V::load(&q[0]).mul(fade), V::load(&q[1]).mul(fade)];
+            for (j, u) in deltas.iter().enumerate().take(at) {
+                let u = u.as_chunks::<LANES>().0;
+                let (key, query) = (V::splat(token.key[j]), V::splat(token.query[j]));
+                for w in 0..2 {
+                    let u = V::load(&u[w]);
+                    r[w] = u.fma(key, r[w]);
+                    o[w] = u.fma(query, o[w]);
+                }
+            }
+            let (new, out) = (deltas[at].as_chunks_mut::<LANES>().0, out[i * PANEL..].as_chunks_mut::<LANES>().0);
+            for w in 0..2 {
+                let u = v[w].sub(r[w]).mul(V::splat(token.beta));
+                u.store(&mut new[w]);
+                u.fma(V::splat(token.query[at]), o[w]).store(&mut out[w]);
+            }
+        }
+        if segment.start + n == CHUNK {
+            fold::<V>(segment, state, deltas);
+        }
+    }
+}
+
+/// What the state holds for `R` keys or queries.
 #[inline(always)]
-fn step<V: Lanes>(
-    state: &mut [[f32; PANEL]],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    beta: f32,
-    decay: f32,
-    out: &mut [f32; PANEL],
-) {
-    let (beta, decay) = (V::splat(beta), V::splat(decay));
-    let mut recalled = [V::splat(0.0); 4];
-    for (s, &k) in state.iter().zip(k) {
-        let k = V::splat(k);
-        for (r, s) in recalled.iter_mut().zip(s.as_chunks().0) {
-            *r = V::load(s).fma(k, *r);
+fn recall<V: Lanes, const R: usize>(x: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
+    let mut sums = [[V::splat(0.0); 2]; R];
+    for (x, s) in x.as_chunks::<R>().0.iter().zip(state) {
+        let s = s.as_chunks::<LANES>().0;
+        let (a, b): (V, V) = (V::load(&s[0]), V::load(&s[1]));
+        for r in 0..R {
+            let x = V::splat(x[r]);
+            sums[r][0] = a.fma(x, sums[r][0]);
+            sums[r][1] = b.fma(x, sums[r][1]);
         }
     }
-    let mut delta = recalled;
-    for (i, d) in delta.iter_mut().enumerate() {
-        let v: V = load_padded(v.get(i * LANES..).map_or(&[], |v| &v[..v.len().min(LANES)]));
-        *d = v.sub(d.mul(decay)).mul(beta);
+    for (out, sums) in out.iter_mut().zip(sums) {
+        let out = out.as_chunks_mut::<LANES>().0;
+        sums[0].store(&mut out[0]);
+        sums[1].store(&mut out[1]);
     }
-    let mut sums = [V::splat(0.0); 4];
-    for ((s, &k), &q) in state.iter_mut().zip(k).zip(q) {
-        let (k, q) = (V::splat(k), V::splat(q));
-        for ((s, &d), o) in s.as_chunks_mut().0.iter_mut().zip(&delta).zip(&mut sums) {
-            let new = k.fma(d, V::load(s).mul(decay));
-            new.store(s);
-            *o = new.fma(q, *o);
+}
+
+/// Writes a whole chunk into the state.
+#[inline(always)]
+fn fold<V: Lanes>(segment: &Segment<'_>, state: &mut [[f32; PANEL]], deltas: &[[f32; PANEL]]) {
+    let mut faded = [[0.0; PANEL]; CHUNK];
+    for ((faded, u), &fade) in faded.iter_mut().zip(deltas).zip(&segment.fades.deltas) {
+        for (faded, u) in faded.as_chunks_mut::<LANES>().0.iter_mut().zip(u.as_chunks().0) {
+            V::load(u).mul(V::splat(fade)).store(faded);
         }
     }
-    for (o, sum) in out.as_chunks_mut().0.iter_mut().zip(sums) {
-        sum.store(o);
+    let (key_dim, fade) = (state.len(), segment.fades.state);
+    let mut first = 0;
+    while first < key_dim {
+        let rows = &mut state[first..];
+        first += match rows.len() {
+            ROWS.. => add::<V, ROWS>(rows, fade, &faded, &segment.keys[first..], key_dim),
+            2.. => add::<V, 2>(rows, fade, &faded, &segment.keys[first..], key_dim),
+            _ => add::<V, 1>(rows, fade, &faded, &segment.keys[first..], key_dim),
+        };
     }
+}
+
+/// `rows = fade rows + keys deltas` for `R` rows; `keys` from the first row's on. Returns `R`.
+#[inline(always)]
+fn add<V: Lanes, const R: usize>(
+    rows: &mut [[f32; PANEL]],
+    fade: f32,
+    deltas: &[[f32; PANEL]; CHUNK],
+    keys: &[f32],
+    key_dim: usize,
+) -> usize {
+    let mut sums = [[V::splat(0.0); 2]; R];
+    for (sums, row) in sums.iter_mut().zip(rows.iter()) {
+        let row = row.as_chunks::<LANES>().0;
+        *sums = [V::load(&row[0]).mul(V::splat(fade)), V::load(&row[1]).mul(V::splat(fade))];
+    }
+    for (j, u) in deltas.iter().enumerate() {
+        let u = u.as_chunks::<LANES>().0;
+        let (a, b): (V, V) = (V::load(&u[0]), V::load(&u[1]));
+        let keys = &keys[j * key_dim..][..R];
+        for r in 0..R {
+            let k = V::splat(keys[r]);
+            sums[r][0] = a.fma(k, sums[r][0]);
+            sums[r][1] = b.fma(k, sums[r][1]);
+        }
+    }
+    for (sums, row) in sums.into_iter().zip(rows) {
+        let row = row.as_chunks_mut::<LANES>().0;
+        sums[0].store(&mut row[0]);
+        sums[1].store(&mut row[1]);
+    }
+    R
+}
+
+/// The state after `fades` and `deltas` of a chunk that is under way, one value of it: row `d` of a panel.
+pub(super) fn value(state: &[f32], fades: &Fades, deltas: &[f32], keys: &[f32], count: usize, d: usize, column: usize) -> f32 {
+    let key_dim = state.len() / PANEL;
+    let start = state[d * PANEL + column] * fades.state;
+    (0..count).fold(start, |sum, j| keys[j * key_dim + d].mul_add(fades.deltas[j] * deltas[j * PANEL + column], sum))
 }

@@ -14,7 +14,7 @@ pub(super) enum Mixer {
     Linear {
         shape: delta::Shape,
         ba: Vec<f32>,
-        conv: Vec<f32>,
+        taps: Vec<f32>,
         a: Vec<f32>,
         dt_bias: Vec<f32>,
         norm: Vec<f32>,
@@ -70,7 +70,7 @@ impl Layer {
                 Mixer::Linear {
                     shape,
                     ba: up.f32s(&name("h.ba"))?,
-                    conv: up.f32s(&name("h.conv"))?,
+                    taps: delta::taps(&up.f32s(&name("h.conv"))?, shape.conv_kernel),
                     a: up.f32s(&name("h.A"))?,
                     dt_bias: up.f32s(&name("h.dt_bias"))?,
                     norm: up.f32s(&name("h.norm"))?,
@@ -136,8 +136,8 @@ impl Mixer {
         scratch: &mut MixerScratch,
     ) {
         match self {
-            Mixer::Linear { shape, ba, conv, a, dt_bias, norm, state } => {
-                let weights = delta::Weights { ba, conv, a, dt_bias, norm };
+            Mixer::Linear { shape, ba, taps, a, dt_bias, norm, state } => {
+                let weights = delta::Weights { ba, taps, a, dt_bias, norm };
                 delta::forward(pool, shape, &weights, state, hidden, projected, out, &mut scratch.delta);
             }
             Mixer::Attention { shape, q_norm, k_norm, cache } => {

@@ -195,7 +195,7 @@ fn states(chat: &Chat, reference: &Safetensors, layers: usize) {
                     .flat_map(|t| (0..channels).map(move |c| (c, t)))
                     .map(|(c, t)| conv[c * taps + t])
                     .collect();
-                assert!(largest_difference(state.conv(), &expected) < 1e-3, "layer {i}");
+                assert!(largest_difference(&state.conv(), &expected) < 1e-3, "layer {i}");
             }
             LayerState::Attention(cache) => {
                 let (shape, keys) = reference.f32s(&format!("state{i}.k"));
