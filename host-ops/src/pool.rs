@@ -396,7 +396,7 @@ macro_rules! tuple_parts {
 
 tuple_parts!(A 0, B 1);
 tuple_parts!(A 0, B 1, C 2);
-tuple_parts!(A 0, B 1, C 2, D 3);
+tuple_parts!(A 0, B 1, C 2, D 3, E 4);
 tuple_parts!(A 0, B 1, C 2, D 3, E 4, F 5);
 
 /// A slice cut into chunks that different threads may take.

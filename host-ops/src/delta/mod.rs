@@ -62,13 +62,6 @@ impl Shape {
         self.value_heads / self.key_heads
     }
 
-    /// The columns of a panel, of values that lie as `[rows, value_heads, value_dim]` with `stride` from row to row.
-    fn values<'a>(&self, from: &'a [f32], stride: usize, head: usize, panel: usize) -> Values<'a> {
-        let first = panel * PANEL;
-        let columns = PANEL.min(self.value_dim - first);
-        Values { from: &from[head * self.value_dim + first..], stride, columns }
-    }
-
     /// Panels of a head.
     fn panels(&self) -> usize {
         self.value_dim.div_ceil(PANEL)
@@ -187,6 +180,8 @@ pub struct Scratch {
     packed: Vec<f32>,
     /// `[segments, key_heads, CHUNK, key_dim]`.
     keys: Vec<f32>,
+    /// `[segments, value_heads, panels, CHUNK, PANEL]`.
+    values: Vec<f32>,
     /// `[segments, value_heads, CHUNK]`.
     tokens: Vec<Token>,
     /// `[segments, value_heads]`: at the end of each.
@@ -196,6 +191,14 @@ pub struct Scratch {
     /// `[key_heads, 4 * key_dim + group * value_dim + PANEL]`: one token's query, key, both packed, values, a panel's
     /// output.
     one: Vec<f32>,
+}
+
+/// The first `len` of a vector that only grows; what stands there is whatever was left.
+fn fit<T: Clone>(x: &mut Vec<T>, len: usize, new: T) -> &mut [T] {
+    if x.len() < len {
+        x.resize(len, new);
+    }
+    &mut x[..len]
 }
 
 /// Tokens run together. More would only need more memory in between: the result does not depend on it.
@@ -248,7 +251,7 @@ pub fn forward(
         let mixed = &scratch.mixed;
         pool.run_chunks(out, value, &|t, out| {
             let z = &projected[t * input + channels..][..value];
-            gather(shape, mixed, rows, t, out);
+            gather(shape, &mixed[..], rows, t, out);
             norm::gated_rms_in_place(out, z, weights.norm, shape.eps);
         });
     }
@@ -258,25 +261,29 @@ pub fn forward(
 fn mix(pool: &Pool, shape: &Shape, state: &mut State, n: usize, scratch: &mut Scratch) {
     let Shape { key_heads, value_heads, key_dim, .. } = *shape;
     let (channels, key, group) = (shape.channels(), shape.key_width(), shape.group());
-    let Scratch { qkv, gates, packed, keys, tokens, fades, mixed, .. } = scratch;
+    let Scratch { qkv, gates, packed, keys, values, tokens, fades, mixed, .. } = scratch;
     let qkv = &qkv[..n * channels];
     // Segment s holds tokens up to where the next chunk begins.
     let pending = state.pending;
     let segments = (pending + n).div_ceil(CHUNK);
     let range = |s: usize| (s * CHUNK).saturating_sub(pending)..((s + 1) * CHUNK - pending).min(n);
     let start = |s: usize| if s == 0 { pending } else { 0 };
-    packed.resize(segments * 2 * CHUNK * key, 0.0);
-    keys.resize(segments * CHUNK * key, 0.0);
-    tokens.resize(segments * value_heads * CHUNK, Token::default());
-    fades.resize(segments * value_heads, Fades::START);
+    let panels = shape.panels();
+    let per_panel = CHUNK * PANEL;
+    let packed = fit(packed, segments * 2 * CHUNK * key, 0.0);
+    let keys = fit(keys, segments * CHUNK * key, 0.0);
+    let values = fit(values, segments * value_heads * panels * per_panel, 0.0);
+    let tokens = fit(tokens, segments * value_heads * CHUNK, Token::default());
+    let fades = fit(fades, segments * value_heads, Fades::START);
     let parts = (
-        Chunks::new(&mut packed[..], 2 * CHUNK * key_dim),
-        Chunks::new(&mut keys[..], CHUNK * key_dim),
-        Chunks::new(&mut tokens[..], group * CHUNK),
-        Chunks::new(&mut fades[..], group),
+        Chunks::new(packed, 2 * CHUNK * key_dim),
+        Chunks::new(keys, CHUNK * key_dim),
+        Chunks::new(values, group * panels * per_panel),
+        Chunks::new(tokens, group * CHUNK),
+        Chunks::new(fades, group),
     );
     let before = &*state;
-    pool.run_parts(parts, |i, (packed, keys, tokens, fades)| {
+    pool.run_parts(parts, |i, (packed, keys, values, tokens, fades)| {
         let (s, h) = (i / key_heads, i % key_heads);
         let (range, start) = (range(s), start(s));
         let row = |t: usize, at: usize| &qkv[t * channels + at + h * key_dim..][..key_dim];
@@ -292,6 +299,13 @@ fn mix(pool: &Pool, shape: &Shape, state: &mut State, n: usize, scratch: &mut Sc
             *fades = if start > 0 { before.fades[h * group + g] } else { Fades::START };
         }
         for (i, t) in range.enumerate() {
+            let row_values = &qkv[t * channels + 2 * key + h * group * shape.value_dim..];
+            for (g, head) in values.chunks_exact_mut(panels * per_panel).enumerate() {
+                let v = &row_values[g * shape.value_dim..][..shape.value_dim];
+                for (v, panel) in v.chunks(PANEL).zip(head.chunks_exact_mut(per_panel)) {
+                    panel[i * PANEL..][..v.len()].copy_from_slice(v);
+                }
+            }
             let at = start + i;
             let mut dots = [[0.0; CHUNK]; 2];
             recurrence::dots(keys, at + 1, row(t, key), row(t, 0), &mut dots);
@@ -303,14 +317,14 @@ fn mix(pool: &Pool, shape: &Shape, state: &mut State, n: usize, scratch: &mut Sc
         }
     });
 
-    mixed.resize(value_heads * shape.panels() * n * PANEL, 0.0);
+    let mixed = fit(mixed, value_heads * panels * n * PANEL, 0.0);
     let parts = (
         Chunks::new(&mut state.recurrent[..], key_dim * PANEL),
-        Chunks::new(&mut state.deltas[..], CHUNK * PANEL),
-        Chunks::new(&mut mixed[..], n * PANEL),
+        Chunks::new(&mut state.deltas[..], per_panel),
+        Chunks::new(mixed, n * PANEL),
     );
     pool.run_parts(parts, |i, (recurrent, deltas, mixed)| {
-        let (head, panel) = (i / shape.panels(), i % shape.panels());
+        let (head, panel) = (i / panels, i % panels);
         for s in 0..segments {
             let (range, at) = (range(s), s * key_heads + head / group);
             let segment = Segment {
@@ -320,7 +334,8 @@ fn mix(pool: &Pool, shape: &Shape, state: &mut State, n: usize, scratch: &mut Sc
                 tokens: &tokens[(s * value_heads + head) * CHUNK..][..range.len()],
                 fades: &fades[s * value_heads + head],
             };
-            let values = shape.values(&qkv[range.start * channels + 2 * key..], channels, head, panel);
+            let values = &values[((s * value_heads + head) * panels + panel) * per_panel..];
+            let values = Values { from: values, columns: PANEL.min(shape.value_dim - panel * PANEL) };
             recurrence::run(&segment, recurrent, deltas, values, &mut mixed[range.start * PANEL..]);
         }
     });
@@ -351,7 +366,6 @@ fn one(
     let (channels, key, group, panels) = (shape.channels(), shape.key_width(), shape.group(), shape.panels());
     let (before, start) = (shape.conv_kernel - 1, state.pending);
     let per_head = 4 * key_dim + group * value_dim + PANEL;
-    scratch.one.resize(key_heads * per_head, 0.0);
     let State { conv, oldest, recurrent, deltas, keys, fades, .. } = state;
     let (conv, oldest) = (&conv[..], *oldest);
     let input = |j: usize| match j.checked_sub(before) {
@@ -364,7 +378,7 @@ fn one(
         Chunks::new(&mut keys[..], CHUNK * key_dim),
         Chunks::new(&mut fades[..], group),
         Chunks::new(out, group * value_dim),
-        Chunks::new(&mut scratch.one[..], per_head),
+        Chunks::new(fit(&mut scratch.one, key_heads * per_head, 0.0), per_head),
     );
     pool.run_parts(parts, |h, (recurrent, deltas, keys, fades, out, work)| {
         let (q, work) = work.split_at_mut(key_dim);
@@ -393,7 +407,8 @@ fn one(
             for (p, out) in out.chunks_mut(PANEL).enumerate() {
                 let recurrent = &mut recurrent[(g * panels + p) * key_dim * PANEL..][..key_dim * PANEL];
                 let deltas = &mut deltas[(g * panels + p) * CHUNK * PANEL..][..CHUNK * PANEL];
-                recurrence::run(&segment, recurrent, deltas, shape.values(v, 0, g, p), mixed);
+                let values = Values { from: &v[g * value_dim + p * PANEL..], columns: out.len() };
+                recurrence::run(&segment, recurrent, deltas, values, mixed);
                 out.copy_from_slice(&mixed[..out.len()]);
             }
             let z = &projected[channels + head * value_dim..][..value_dim];
@@ -416,7 +431,7 @@ fn gate(weights: &Weights<'_>, head: usize, heads: usize, hidden: &[f32]) -> (f3
 /// Of all heads: `[n, 2 * value_heads]`, beta, then decay.
 fn gates(pool: &Pool, shape: &Shape, weights: &Weights<'_>, hidden: &[f32], n: usize, out: &mut Vec<f32>) {
     let (heads, width) = (shape.value_heads, hidden.len() / n);
-    out.resize(n * 2 * heads, 0.0);
+    let out = fit(out, n * 2 * heads, 0.0);
     pool.run_chunks(out, 2 * heads, &|t, out| {
         let (beta, decay) = out.split_at_mut(heads);
         for (head, (beta, decay)) in beta.iter_mut().zip(decay).enumerate() {
@@ -438,7 +453,7 @@ fn convolve(
 ) {
     let (input, channels, key) = (shape.input_width(), shape.channels(), shape.key_width());
     let before = shape.conv_kernel - 1;
-    out.resize(n * channels, 0.0);
+    let out = fit(out, n * channels, 0.0);
     pool.run_chunks(out, channels, &|t, out| {
         let row = |j: usize| match (t + j).checked_sub(before) {
             None => state.input(t + j),

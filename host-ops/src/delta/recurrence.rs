@@ -81,33 +81,42 @@ pub(super) struct Segment<'a> {
     pub(super) fades: &'a Fades,
 }
 
-/// Some columns of a matrix.
+/// Values of some tokens, rows of [`PANEL`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Values<'a> {
-    /// From the first value of the first row on.
+    /// The last row may end after `columns`.
     pub(super) from: &'a [f32],
-    /// From row to row.
-    pub(super) stride: usize,
-    /// Columns, 1 to [`PANEL`].
+    /// Columns that count, 1 to [`PANEL`].
     pub(super) columns: usize,
 }
 
 impl<'a> Values<'a> {
     #[inline(always)]
     fn row(&self, i: usize) -> &'a [f32] {
-        &self.from[i * self.stride..][..self.columns]
+        &self.from[i * PANEL..][..self.columns]
     }
 }
 
-/// Rows of `key_dim` as [`run`] wants them: groups of six (the last one of what is left), each `[key_dim, rows]`.
+/// Rows of `key_dim`, at most `2 * CHUNK`, as [`run`] wants them: groups of six (the last one of what is left), each
+/// `[key_dim, rows]`.
 pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, key_dim: usize, out: &mut [f32]) {
     let n = rows.len();
-    for (r, row) in rows.enumerate() {
-        let first = r / ROWS * ROWS;
-        let width = ROWS.min(n - first);
-        let out = &mut out[first * key_dim..][..width * key_dim];
-        for (out, &x) in out.iter_mut().skip(r - first).step_by(width).zip(row) {
-            *out = x;
+    let mut all: [&[f32]; 2 * CHUNK] = [&[]; 2 * CHUNK];
+    all.iter_mut().zip(rows).for_each(|(all, row)| *all = &row[..key_dim]);
+    for (rows, out) in all[..n].chunks(ROWS).zip(out.chunks_mut(ROWS * key_dim)) {
+        match rows.len() {
+            ROWS => interleave::<ROWS>(rows, key_dim, out),
+            4 => interleave::<4>(rows, key_dim, out),
+            _ => interleave::<2>(rows, key_dim, out),
+        }
+    }
+}
+
+fn interleave<const R: usize>(rows: &[&[f32]], key_dim: usize, out: &mut [f32]) {
+    let rows: [&[f32]; R] = std::array::from_fn(|r| &rows[r][..key_dim]);
+    for (d, out) in out.as_chunks_mut::<R>().0.iter_mut().enumerate().take(key_dim) {
+        for r in 0..R {
+            out[r] = rows[r][d];
         }
     }
 }
