@@ -269,6 +269,17 @@ impl Pool {
         // SAFETY: `run` calls each i once, so no part is handed out twice.
         self.run(parts.count(), &|i| body(i, unsafe { parts.part(i) }));
     }
+
+    /// [`Pool::run_parts`] with memory that a thread has to itself.
+    pub(crate) fn run_parts_with<S: Send, P: Parts>(
+        &self,
+        slots: &mut [S],
+        parts: P,
+        body: impl Fn(&mut S, usize, P::Part) + Sync,
+    ) {
+        // SAFETY: `run_with` calls each i once, so no part is handed out twice.
+        self.run_with(slots, parts.count(), &|slot, i| body(slot, i, unsafe { parts.part(i) }));
+    }
 }
 
 impl Drop for Pool {

@@ -450,6 +450,25 @@ kernel! {
 }
 
 kernel! {
+    /// [`dot`] of `a` with `b` and with `c`.
+    pub(crate) fn dot_pair<V>(a: &[f32], b: &[f32], c: &[f32]) -> [f32; 2] {
+        if !a.len().is_multiple_of(4 * LANES) {
+            return [dot_lanes::<V>(a, b), dot_lanes::<V>(a, c)];
+        }
+        let mut acc = [[V::splat(0.0); 4]; 2];
+        let (a, b, c) = (a.as_chunks().0, b.as_chunks().0, c.as_chunks().0);
+        for ((a, b), c) in a.chunks_exact(4).zip(b.chunks_exact(4)).zip(c.chunks_exact(4)) {
+            for i in 0..4 {
+                let a = V::load(&a[i]);
+                acc[0][i] = a.fma(V::load(&b[i]), acc[0][i]);
+                acc[1][i] = a.fma(V::load(&c[i]), acc[1][i]);
+            }
+        }
+        acc.map(|acc| acc[0].add(acc[1]).add(acc[2].add(acc[3])).sum())
+    }
+}
+
+kernel! {
     /// `x[i] = e^x[i]`.
     #[cfg(test)]
     pub(crate) fn exp_in_place<V>(x: &mut [f32]) {
@@ -492,6 +511,9 @@ mod tests {
         for n in [0, 1, 7, 8, 9, 31, 32, 33, 64, 71, 255, 1024] {
             let (a, b) = (random.normal(n), random.normal(n));
             assert_eq!(dot(&a, &b).to_bits(), plain(|| dot(&a, &b)).to_bits(), "{n}");
+            let pair = [dot(&a, &b), dot(&a, &a)];
+            assert_eq!(bits(&dot_pair(&a, &b, &a)), bits(&pair), "{n}");
+            assert_eq!(bits(&plain(|| dot_pair(&a, &b, &a))), bits(&pair), "{n}");
             let (mut wide, mut narrow) = (a.clone(), a.clone());
             exp_in_place(&mut wide);
             plain(|| exp_in_place(&mut narrow));

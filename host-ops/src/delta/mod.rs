@@ -102,7 +102,7 @@ pub struct State {
     pending: usize,
     /// `[value_heads, panels, CHUNK, PANEL]`: their deltas.
     deltas: Vec<f32>,
-    /// `[key_heads, CHUNK, key_dim]`: their keys.
+    /// `[key_heads, key_dim, CHUNK]`: their keys.
     keys: Vec<f32>,
     /// `[value_heads]`: what they left of what was before.
     fades: Vec<Fades>,
@@ -162,23 +162,24 @@ impl State {
         floats.iter().map(|x| size_of_val(&x[..])).sum::<usize>() + size_of_val(&self.fades[..])
     }
 
-    /// Row `i` of the last inputs, 0 the oldest.
-    fn input(&self, i: usize) -> &[f32] {
-        let (rows, channels) = (self.shape.conv_kernel - 1, self.shape.channels());
-        &self.conv[(self.oldest + i) % rows * channels..][..channels]
+    /// What tap `j` of the convolution meets at token `t` of `projected`.
+    fn input<'a>(&'a self, projected: &'a [f32], t: usize, j: usize) -> &'a [f32] {
+        let (before, channels) = (self.shape.conv_kernel - 1, self.shape.channels());
+        match (t + j).checked_sub(before) {
+            None => &self.conv[(self.oldest + t + j) % before * channels..][..channels],
+            Some(t) => &projected[t * self.shape.input_width()..][..channels],
+        }
     }
 }
 
 /// Memory for the steps in between, kept from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// `[n, channels]`: convolved q | k | v, then q and k normed.
-    qkv: Vec<f32>,
     /// `[n, 2 * value_heads]`: beta, then decay.
     gates: Vec<f32>,
     /// `[segments, key_heads, 2 * CHUNK * key_dim]`: keys and queries, packed.
     packed: Vec<f32>,
-    /// `[segments, key_heads, CHUNK, key_dim]`.
+    /// `[segments, key_heads, key_dim, CHUNK]`.
     keys: Vec<f32>,
     /// `[segments, value_heads, panels, CHUNK, PANEL]`.
     values: Vec<f32>,
@@ -188,9 +189,31 @@ pub struct Scratch {
     fades: Vec<Fades>,
     /// `[value_heads, panels, n, PANEL]`.
     mixed: Vec<f32>,
-    /// `[key_heads, 4 * key_dim + group * value_dim + PANEL]`: one token's query, key, both packed, values, a panel's
-    /// output.
-    one: Vec<f32>,
+    /// One for each thread.
+    heads: Vec<Head>,
+}
+
+/// What a thread needs for a key head.
+#[derive(Debug, Default)]
+struct Head {
+    /// `[2 * CHUNK, key_dim]`: keys and queries in turn.
+    rows: Vec<f32>,
+    /// The same, packed.
+    packed: Vec<f32>,
+    /// `[value_dim]`.
+    values: Vec<f32>,
+}
+
+impl Head {
+    fn fit(heads: &mut Vec<Head>, threads: usize, shape: &Shape) {
+        heads.resize_with(threads.max(heads.len()), Head::default);
+        for head in heads {
+            for x in [&mut head.rows, &mut head.packed] {
+                x.resize(2 * CHUNK * shape.key_dim, 0.0);
+            }
+            head.values.resize(shape.value_dim.next_multiple_of(PANEL), 0.0);
+        }
+    }
 }
 
 /// The first `len` of a vector that only grows; what stands there is whatever was left.
@@ -235,6 +258,7 @@ pub fn forward(
     assert_eq!(weights.norm.len(), shape.value_dim, "norm");
     assert_eq!([hidden.len(), projected.len(), out.len()], [n * width, n * input, n * value], "{n} tokens");
 
+    Head::fit(&mut scratch.heads, pool.threads(), shape);
     if n == 1 {
         one(pool, shape, weights, state, hidden, projected, out, scratch);
         return remember(shape, state, projected, 1);
@@ -245,9 +269,8 @@ pub fn forward(
         let projected = &projected[first * input..][..rows * input];
         let out = &mut out[first * value..][..rows * value];
         gates(pool, shape, weights, hidden, rows, &mut scratch.gates);
-        convolve(pool, shape, weights.taps, state, projected, rows, &mut scratch.qkv);
+        mix(pool, shape, weights, state, projected, rows, scratch);
         remember(shape, state, projected, rows);
-        mix(pool, shape, state, rows, scratch);
         let mixed = &scratch.mixed;
         pool.run_chunks(out, value, &|t, out| {
             let z = &projected[t * input + channels..][..value];
@@ -257,12 +280,19 @@ pub fn forward(
     }
 }
 
-/// The recurrence over `n` tokens.
-fn mix(pool: &Pool, shape: &Shape, state: &mut State, n: usize, scratch: &mut Scratch) {
+/// Convolution and recurrence over `n` tokens.
+fn mix(
+    pool: &Pool,
+    shape: &Shape,
+    weights: &Weights<'_>,
+    state: &mut State,
+    projected: &[f32],
+    n: usize,
+    scratch: &mut Scratch,
+) {
     let Shape { key_heads, value_heads, key_dim, .. } = *shape;
-    let (channels, key, group) = (shape.channels(), shape.key_width(), shape.group());
-    let Scratch { qkv, gates, packed, keys, values, tokens, fades, mixed, .. } = scratch;
-    let qkv = &qkv[..n * channels];
+    let (key, group) = (shape.key_width(), shape.group());
+    let Scratch { gates, packed, keys, values, tokens, fades, mixed, heads } = scratch;
     // Segment s holds tokens up to where the next chunk begins.
     let pending = state.pending;
     let segments = (pending + n).div_ceil(CHUNK);
@@ -283,36 +313,40 @@ fn mix(pool: &Pool, shape: &Shape, state: &mut State, n: usize, scratch: &mut Sc
         Chunks::new(fades, group),
     );
     let before = &*state;
-    pool.run_parts(parts, |i, (packed, keys, values, tokens, fades)| {
+    pool.run_parts_with(heads, parts, |head, i, (packed, keys, values, tokens, fades)| {
         let (s, h) = (i / key_heads, i % key_heads);
         let (range, start) = (range(s), start(s));
-        let row = |t: usize, at: usize| &qkv[t * channels + at + h * key_dim..][..key_dim];
-        if start > 0 {
-            keys[..start * key_dim].copy_from_slice(&before.keys[h * CHUNK * key_dim..][..start * key_dim]);
-        }
-        for (t, out) in range.clone().zip(keys[start * key_dim..].chunks_exact_mut(key_dim)) {
-            out.copy_from_slice(row(t, key));
-        }
-        let rows = 2 * range.start..2 * range.end;
-        recurrence::pack(rows.map(|i| row(i / 2, if i % 2 == 0 { key } else { 0 })), key_dim, packed);
         for (g, fades) in fades.iter_mut().enumerate() {
             *fades = if start > 0 { before.fades[h * group + g] } else { Fades::START };
         }
-        for (i, t) in range.enumerate() {
-            let row_values = &qkv[t * channels + 2 * key + h * group * shape.value_dim..];
-            for (g, head) in values.chunks_exact_mut(panels * per_panel).enumerate() {
-                let v = &row_values[g * shape.value_dim..][..shape.value_dim];
-                for (v, panel) in v.chunks(PANEL).zip(head.chunks_exact_mut(per_panel)) {
+        if start > 0 {
+            keys.copy_from_slice(&before.keys[h * CHUNK * key_dim..][..CHUNK * key_dim]);
+        }
+        let rows = &mut head.rows[..2 * range.len() * key_dim];
+        for ((i, t), pair) in range.clone().enumerate().zip(rows.chunks_exact_mut(2 * key_dim)) {
+            let input = |j: usize| before.input(projected, t, j);
+            let (k, q) = pair.split_at_mut(key_dim);
+            key_and_query(shape, weights.taps, h, input, k, q);
+            for (keys, &k) in keys.as_chunks_mut::<CHUNK>().0.iter_mut().zip(&*k) {
+                keys[start + i] = k;
+            }
+            for (g, values) in values.chunks_exact_mut(panels * per_panel).enumerate() {
+                let v = &mut head.values[..shape.value_dim];
+                let at = 2 * key + (h * group + g) * shape.value_dim;
+                convolve(weights.taps, shape.channels(), at, input, v);
+                for (v, panel) in v.chunks(PANEL).zip(values.chunks_exact_mut(per_panel)) {
                     panel[i * PANEL..][..v.len()].copy_from_slice(v);
                 }
             }
-            let at = start + i;
-            let mut dots = [[0.0; CHUNK]; 2];
-            recurrence::dots(keys, at + 1, row(t, key), row(t, 0), &mut dots);
+        }
+        recurrence::pack(rows.chunks_exact(key_dim), key_dim, packed);
+        let mut dots = [[0.0; CHUNK]; 2 * CHUNK];
+        recurrence::dots(packed, keys, &mut dots[..2 * range.len()]);
+        for ((i, t), dots) in range.enumerate().zip(dots.as_chunks::<2>().0) {
             let (beta, decay) = gates[t * 2 * value_heads..][..2 * value_heads].split_at(value_heads);
             for (g, fades) in fades.iter_mut().enumerate() {
                 let head = h * group + g;
-                tokens[g * CHUNK + i] = fades.token(at, beta[head], decay[head], &dots);
+                tokens[g * CHUNK + i] = fades.token(start + i, beta[head], decay[head], dots);
             }
         }
     });
@@ -362,59 +396,52 @@ fn one(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let Shape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
+    let Shape { value_heads, key_dim, value_dim, .. } = *shape;
     let (channels, key, group, panels) = (shape.channels(), shape.key_width(), shape.group(), shape.panels());
-    let (before, start) = (shape.conv_kernel - 1, state.pending);
-    let per_head = 4 * key_dim + group * value_dim + PANEL;
-    let State { conv, oldest, recurrent, deltas, keys, fades, .. } = state;
-    let (conv, oldest) = (&conv[..], *oldest);
-    let input = |j: usize| match j.checked_sub(before) {
-        None => &conv[(oldest + j) % before * channels..][..channels],
-        Some(_) => projected,
-    };
+    let start = state.pending;
+    // Taken out for the loop, so that the rest of the state can be looked at.
+    let [mut recurrent, mut deltas, mut keys] =
+        [&mut state.recurrent, &mut state.deltas, &mut state.keys].map(std::mem::take);
+    let mut fades = std::mem::take(&mut state.fades);
     let parts = (
         Chunks::new(&mut recurrent[..], group * panels * key_dim * PANEL),
         Chunks::new(&mut deltas[..], group * panels * CHUNK * PANEL),
         Chunks::new(&mut keys[..], CHUNK * key_dim),
         Chunks::new(&mut fades[..], group),
         Chunks::new(out, group * value_dim),
-        Chunks::new(fit(&mut scratch.one, key_heads * per_head, 0.0), per_head),
     );
-    pool.run_parts(parts, |h, (recurrent, deltas, keys, fades, out, work)| {
-        let (q, work) = work.split_at_mut(key_dim);
-        let (k, work) = work.split_at_mut(key_dim);
-        let (packed, work) = work.split_at_mut(2 * key_dim);
-        let (v, mixed) = work.split_at_mut(group * value_dim);
-        for (at, out) in [
-            (h * key_dim, &mut *q),
-            (key + h * key_dim, &mut *k),
-            (2 * key + h * group * value_dim, &mut *v),
-        ] {
-            convolve_part(weights.taps, channels, at, input, out);
+    let before = &*state;
+    pool.run_parts_with(&mut scratch.heads, parts, |head, h, (recurrent, deltas, keys, fades, out)| {
+        let Head { rows, packed, values } = head;
+        let input = |j: usize| before.input(projected, 0, j);
+        let (k, q) = rows[..2 * key_dim].split_at_mut(key_dim);
+        key_and_query(shape, weights.taps, h, input, k, q);
+        for (keys, &k) in keys.as_chunks_mut::<CHUNK>().0.iter_mut().zip(&*k) {
+            keys[start] = k;
         }
-        norm::l2_in_place(q, 1.0 / (key_dim as f32).sqrt());
-        norm::l2_in_place(k, 1.0);
-        keys[start * key_dim..][..key_dim].copy_from_slice(k);
         recurrence::pack([&*k, &*q].into_iter(), key_dim, packed);
         let mut dots = [[0.0; CHUNK]; 2];
-        recurrence::dots(keys, start + 1, k, q, &mut dots);
+        recurrence::dots(packed, keys, &mut dots);
         for (g, fades) in fades.iter_mut().enumerate() {
             let head = h * group + g;
             let (beta, decay) = gate(weights, head, value_heads, hidden);
             let tokens = [fades.token(start, beta, decay, &dots)];
             let segment = Segment { start, packed, keys, tokens: &tokens, fades };
+            convolve(weights.taps, channels, 2 * key + head * value_dim, input, &mut values[..value_dim]);
             let out = &mut out[g * value_dim..][..value_dim];
             for (p, out) in out.chunks_mut(PANEL).enumerate() {
                 let recurrent = &mut recurrent[(g * panels + p) * key_dim * PANEL..][..key_dim * PANEL];
                 let deltas = &mut deltas[(g * panels + p) * CHUNK * PANEL..][..CHUNK * PANEL];
-                let values = Values { from: &v[g * value_dim + p * PANEL..], columns: out.len() };
-                recurrence::run(&segment, recurrent, deltas, values, mixed);
+                let values = Values { from: &values[p * PANEL..], columns: out.len() };
+                let mut mixed = [0.0; PANEL];
+                recurrence::run(&segment, recurrent, deltas, values, &mut mixed);
                 out.copy_from_slice(&mixed[..out.len()]);
             }
             let z = &projected[channels + head * value_dim..][..value_dim];
             norm::gated_rms_in_place(out, z, weights.norm, shape.eps);
         }
     });
+    (state.recurrent, state.deltas, state.keys, state.fades) = (recurrent, deltas, keys, fades);
     state.pending = (start + 1) % CHUNK;
     if state.pending == 0 {
         state.fades.fill(Fades::START);
@@ -424,66 +451,68 @@ fn one(
 /// beta = sigmoid(b) and decay = exp(A softplus(a + dt_bias)) of a head.
 fn gate(weights: &Weights<'_>, head: usize, heads: usize, hidden: &[f32]) -> (f32, f32) {
     let row = |i: usize| simd::dot(&weights.ba[i * hidden.len()..][..hidden.len()], hidden);
-    let softplus = act::softplus(row(heads + head) + weights.dt_bias[head]);
-    (act::sigmoid(row(head)), f64::from(weights.a[head] * softplus).exp() as f32)
+    open(weights, head, row(head), row(heads + head))
+}
+
+fn open(weights: &Weights<'_>, head: usize, b: f32, a: f32) -> (f32, f32) {
+    let softplus = act::softplus(a + weights.dt_bias[head]);
+    (act::sigmoid(b), f64::from(weights.a[head] * softplus).exp() as f32)
 }
 
 /// Of all heads: `[n, 2 * value_heads]`, beta, then decay.
 fn gates(pool: &Pool, shape: &Shape, weights: &Weights<'_>, hidden: &[f32], n: usize, out: &mut Vec<f32>) {
     let (heads, width) = (shape.value_heads, hidden.len() / n);
     let out = fit(out, n * 2 * heads, 0.0);
-    pool.run_chunks(out, 2 * heads, &|t, out| {
-        let (beta, decay) = out.split_at_mut(heads);
-        for (head, (beta, decay)) in beta.iter_mut().zip(decay).enumerate() {
-            (*beta, *decay) = gate(weights, head, heads, &hidden[t * width..][..width]);
+    // Two tokens share the reading of the weights.
+    pool.run_chunks(out, 4 * heads, &|pair, out| {
+        let hidden = &hidden[2 * pair * width..][..out.len() / (2 * heads) * width];
+        match out.split_at_mut(2 * heads) {
+            (first, []) => {
+                first.iter_mut().zip(weights.ba.chunks_exact(width)).for_each(|(o, w)| *o = simd::dot(w, hidden))
+            }
+            (first, second) => {
+                let (x, y) = hidden.split_at(width);
+                for (i, w) in weights.ba.chunks_exact(width).enumerate() {
+                    [first[i], second[i]] = simd::dot_pair(w, x, y);
+                }
+            }
+        }
+        for out in out.chunks_exact_mut(2 * heads) {
+            let (beta, decay) = out.split_at_mut(heads);
+            for (head, (beta, decay)) in beta.iter_mut().zip(decay).enumerate() {
+                (*beta, *decay) = open(weights, head, *beta, *decay);
+            }
         }
     });
 }
 
-/// The causal depthwise convolution and silu into `[n, channels]`, then q and k to unit length (q with the scale of the
-/// scores).
-fn convolve(
-    pool: &Pool,
+/// A head's key and query after the convolution, of unit length (the query with the scale of the scores).
+fn key_and_query<'a>(
     shape: &Shape,
     taps: &[f32],
-    state: &State,
-    projected: &[f32],
-    n: usize,
-    out: &mut Vec<f32>,
+    head: usize,
+    input: impl Fn(usize) -> &'a [f32],
+    k: &mut [f32],
+    q: &mut [f32],
 ) {
-    let (input, channels, key) = (shape.input_width(), shape.channels(), shape.key_width());
-    let before = shape.conv_kernel - 1;
-    let out = fit(out, n * channels, 0.0);
-    pool.run_chunks(out, channels, &|t, out| {
-        let row = |j: usize| match (t + j).checked_sub(before) {
-            None => state.input(t + j),
-            Some(t) => &projected[t * input..][..channels],
-        };
-        convolve_part(taps, channels, 0, row, out);
-        let (q, k) = out[..2 * key].split_at_mut(key);
-        let scale = 1.0 / (shape.key_dim as f32).sqrt();
-        q.chunks_exact_mut(shape.key_dim).for_each(|q| norm::l2_in_place(q, scale));
-        k.chunks_exact_mut(shape.key_dim).for_each(|k| norm::l2_in_place(k, 1.0));
-    });
+    let (channels, at) = (shape.channels(), head * shape.key_dim);
+    convolve(taps, channels, at, &input, q);
+    convolve(taps, channels, shape.key_width() + at, &input, k);
+    norm::l2_in_place(q, 1.0 / (shape.key_dim as f32).sqrt());
+    norm::l2_in_place(k, 1.0);
 }
 
-/// Channels from `at` on of one token. `input(j)`: what tap j meets.
-fn convolve_part<'a>(
-    taps: &[f32],
-    channels: usize,
-    at: usize,
-    input: impl Fn(usize) -> &'a [f32],
-    out: &mut [f32],
-) {
-    let tap = |j: usize| &taps[j * channels + at..][..out.len()];
+/// The causal depthwise convolution and silu: channels from `at` on of one token. `input(j)`: what tap j meets.
+fn convolve<'a>(taps: &[f32], channels: usize, at: usize, input: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
+    let n = out.len();
+    let tap = |j: usize| &taps[j * channels + at..][..n];
     if taps.len() == 4 * channels {
-        let inputs: [&[f32]; 4] = std::array::from_fn(|j| &input(j)[at..][..out.len()]);
+        let inputs: [&[f32]; 4] = std::array::from_fn(|j| &input(j)[at..][..n]);
         return convolve_four(std::array::from_fn(tap), inputs, out);
     }
-    let n = out.len();
     out.fill(0.0);
     for j in 0..taps.len() / channels {
-        multiply_add(&taps[j * channels + at..][..n], &input(j)[at..][..n], out);
+        multiply_add(tap(j), &input(j)[at..][..n], out);
     }
     act::silu_in_place(out);
 }

@@ -14,7 +14,7 @@
 //! [`CHUNK`] tokens of the sequence and every sum runs in the order of the formulas, so a token's bits do not depend on
 //! how many came with it.
 
-use crate::simd::{LANES, Lanes, dot_lanes, kernel, load_padded};
+use crate::simd::{LANES, Lanes, kernel, load_padded};
 
 /// Tokens between two writes of the state.
 pub(super) const CHUNK: usize = 16;
@@ -49,8 +49,8 @@ pub(super) struct Fades {
 impl Fades {
     pub(super) const START: Fades = Fades { state: 1.0, deltas: [1.0; CHUNK] };
 
-    /// Takes in token `i` of the chunk. `dots`: its key's and its query's products with the chunk's keys.
-    pub(super) fn token(&mut self, i: usize, beta: f32, decay: f32, dots: &[[f32; CHUNK]; 2]) -> Token {
+    /// Takes in token `i` of the chunk. `dots`: its key's and its query's products with the chunk's keys up to its own.
+    pub(super) fn token(&mut self, i: usize, beta: f32, decay: f32, dots: &[[f32; CHUNK]]) -> Token {
         self.state *= decay;
         self.deltas[..i].iter_mut().for_each(|fade| *fade *= decay);
         let times = |dots: &[f32; CHUNK]| std::array::from_fn(|j| if j <= i { self.deltas[j] * dots[j] } else { 0.0 });
@@ -59,12 +59,9 @@ impl Fades {
 }
 
 kernel! {
-    /// Products of a key and a query with the `count` keys of a chunk, `[CHUNK, key_dim]`.
-    pub(super) fn dots<V>(keys: &[f32], count: usize, k: &[f32], q: &[f32], out: &mut [[f32; CHUNK]; 2]) {
-        for (j, key) in keys.chunks_exact(k.len()).enumerate().take(count) {
-            out[0][j] = dot_lanes::<V>(key, k);
-            out[1][j] = dot_lanes::<V>(key, q);
-        }
+    /// Products of [packed](pack) rows with the keys of a chunk, `[key_dim, CHUNK]`. `out`: a row for each.
+    pub(super) fn dots<V>(packed: &[f32], keys: &[f32], out: &mut [[f32; CHUNK]]) {
+        recall_all::<V>(packed, keys.as_chunks().0, out);
     }
 }
 
@@ -75,7 +72,7 @@ pub(super) struct Segment<'a> {
     pub(super) start: usize,
     /// Each token's key and query, [packed](pack).
     pub(super) packed: &'a [f32],
-    /// `[CHUNK, key_dim]`: the chunk's keys, those of this segment included.
+    /// `[key_dim, CHUNK]`: the chunk's keys, those of this segment included.
     pub(super) keys: &'a [f32],
     pub(super) tokens: &'a [Token],
     pub(super) fades: &'a Fades,
@@ -138,16 +135,8 @@ kernel! {
         let n = segment.tokens.len();
         let state = state.as_chunks_mut::<PANEL>().0;
         let deltas = deltas.as_chunks_mut::<PANEL>().0;
-        let key_dim = state.len();
         let mut recalled = [[0.0; PANEL]; 2 * CHUNK];
-        let rows = segment.packed[..2 * n * key_dim].chunks(ROWS * key_dim);
-        for (x, out) in rows.zip(recalled[..2 * n].chunks_mut(ROWS)) {
-            match out.len() {
-                6 => recall::<V, 6>(x, state, out),
-                4 => recall::<V, 4>(x, state, out),
-                _ => recall::<V, 2>(x, state, out),
-            }
-        }
+        recall_all::<V>(segment.packed, state, &mut recalled[..2 * n]);
         for (i, token) in segment.tokens.iter().enumerate() {
             let at = segment.start + i;
             let v = match values.row(i).as_chunks() {
@@ -181,7 +170,21 @@ kernel! {
     }
 }
 
-/// What the state holds for `R` keys or queries.
+const _: () = assert!(CHUNK == PANEL, "keys of a chunk are a panel too");
+
+/// `out = x state` for [packed](pack) rows.
+#[inline(always)]
+fn recall_all<V: Lanes>(packed: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
+    for (x, out) in packed.chunks(ROWS * state.len()).zip(out.chunks_mut(ROWS)) {
+        match out.len() {
+            6 => recall::<V, 6>(x, state, out),
+            4 => recall::<V, 4>(x, state, out),
+            _ => recall::<V, 2>(x, state, out),
+        }
+    }
+}
+
+/// [`recall_all`] for `R` rows.
 #[inline(always)]
 fn recall<V: Lanes, const R: usize>(x: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
     let mut sums = [[V::splat(0.0); 2]; R];
@@ -210,14 +213,14 @@ fn fold<V: Lanes>(segment: &Segment<'_>, state: &mut [[f32; PANEL]], deltas: &[[
             V::load(u).mul(V::splat(fade)).store(faded);
         }
     }
-    let (key_dim, fade) = (state.len(), segment.fades.state);
+    let (key_dim, fade, keys) = (state.len(), segment.fades.state, segment.keys.as_chunks().0);
     let mut first = 0;
     while first < key_dim {
         let rows = &mut state[first..];
         first += match rows.len() {
-            ROWS.. => add::<V, ROWS>(rows, fade, &faded, &segment.keys[first..], key_dim),
-            2.. => add::<V, 2>(rows, fade, &faded, &segment.keys[first..], key_dim),
-            _ => add::<V, 1>(rows, fade, &faded, &segment.keys[first..], key_dim),
+            ROWS.. => add::<V, ROWS>(rows, fade, &faded, &keys[first..]),
+            2.. => add::<V, 2>(rows, fade, &faded, &keys[first..]),
+            _ => add::<V, 1>(rows, fade, &faded, &keys[first..]),
         };
     }
 }
@@ -228,20 +231,19 @@ fn add<V: Lanes, const R: usize>(
     rows: &mut [[f32; PANEL]],
     fade: f32,
     deltas: &[[f32; PANEL]; CHUNK],
-    keys: &[f32],
-    key_dim: usize,
+    keys: &[[f32; CHUNK]],
 ) -> usize {
     let mut sums = [[V::splat(0.0); 2]; R];
     for (sums, row) in sums.iter_mut().zip(rows.iter()) {
         let row = row.as_chunks::<LANES>().0;
         *sums = [V::load(&row[0]).mul(V::splat(fade)), V::load(&row[1]).mul(V::splat(fade))];
     }
+    let keys = &keys[..R];
     for (j, u) in deltas.iter().enumerate() {
         let u = u.as_chunks::<LANES>().0;
         let (a, b): (V, V) = (V::load(&u[0]), V::load(&u[1]));
-        let keys = &keys[j * key_dim..][..R];
         for r in 0..R {
-            let k = V::splat(keys[r]);
+            let k = V::splat(keys[r][j]);
             sums[r][0] = a.fma(k, sums[r][0]);
             sums[r][1] = b.fma(k, sums[r][1]);
         }
@@ -255,8 +257,15 @@ fn add<V: Lanes, const R: usize>(
 }
 
 /// The state after `fades` and `deltas` of a chunk that is under way, one value of it: row `d` of a panel.
-pub(super) fn value(state: &[f32], fades: &Fades, deltas: &[f32], keys: &[f32], count: usize, d: usize, column: usize) -> f32 {
-    let key_dim = state.len() / PANEL;
+pub(super) fn value(
+    state: &[f32],
+    fades: &Fades,
+    deltas: &[f32],
+    keys: &[f32],
+    count: usize,
+    d: usize,
+    column: usize,
+) -> f32 {
     let start = state[d * PANEL + column] * fades.state;
-    (0..count).fold(start, |sum, j| keys[j * key_dim + d].mul_add(fades.deltas[j] * deltas[j * PANEL + column], sum))
+    (0..count).fold(start, |sum, j| keys[d * CHUNK + j].mul_add(fades.deltas[j] * deltas[j * PANEL + column], sum))
 }
