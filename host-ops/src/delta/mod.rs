@@ -468,7 +468,7 @@ fn gates(pool: &Pool, shape: &Shape, weights: &Weights<'_>, hidden: &[f32], n: u
         let hidden = &hidden[2 * pair * width..][..out.len() / (2 * heads) * width];
         match out.split_at_mut(2 * heads) {
             (first, []) => {
-                first.iter_mut().zip(weights.ba.chunks_exact(width)).for_each(|(o, w)| *o = simd::dot(w, hidden))
+                first.iter_mut().zip(weights.ba.chunks_exact(width)).for_each(|(o, w)| *o = simd::dot(w, hidden));
             }
             (first, second) => {
                 let (x, y) = hidden.split_at(width);

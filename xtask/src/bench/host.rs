@@ -78,9 +78,9 @@ fn vision(bench: &mut Bench, pool: &Pool) {
 
 fn linear(bench: &mut Bench, pool: &Pool) {
     let layers = if bench.effort.quick { 1 } else { LINEAR as usize };
-    let (ba, conv) = (noise(2 * 16 * HIDDEN), noise(DELTA.channels() * 4));
+    let (ba, taps) = (noise(2 * 16 * HIDDEN), noise(DELTA.channels() * 4));
     let (a, dt_bias, norm) = (vec![-4.0; 16], vec![-2.0; 16], vec![1.0; 128]);
-    let weights = delta::Weights { ba: &ba, conv: &conv, a: &a, dt_bias: &dt_bias, norm: &norm };
+    let weights = delta::Weights { ba: &ba, taps: &taps, a: &a, dt_bias: &dt_bias, norm: &norm };
     // A state for each layer: one alone would stay in the cache.
     let mut states: Vec<delta::State> = (0..layers).map(|_| delta::State::new(DELTA)).collect();
     let mut scratch = delta::Scratch::default();
