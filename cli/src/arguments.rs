@@ -63,6 +63,7 @@ pub(crate) enum Request {
     },
     Check {
         bundle: PathBuf,
+        json: bool,
         run: RunOptions,
     },
     Export {
@@ -227,7 +228,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     Ok(match command {
         Command::Chat => Request::Chat { bundle: next(), talk: given.talk()? },
         Command::Demo => Request::Demo { talk: given.talk()? },
-        Command::Check => Request::Check { bundle: next(), run: given.run() },
+        Command::Check => Request::Check { bundle: next(), json: given.json, run: given.run() },
         Command::Export => Request::Export {
             checkpoint: next(),
             bundle: next(),

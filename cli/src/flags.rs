@@ -123,7 +123,7 @@ const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Com
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
 const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::DriverCheck];
-const REPORTS: &[Command] = &[Command::Verify, Command::Inspect, Command::DriverCheck];
+const REPORTS: &[Command] = &[Command::Check, Command::Verify, Command::Inspect, Command::DriverCheck];
 const DRIVER: &[Command] = &[Command::DriverCheck];
 const ALL: &[Command] = &[
     Command::Chat,

@@ -49,7 +49,7 @@ fn run() -> Result<(), CliError> {
         }
         Request::Chat { bundle, talk } => talk::run(&bundle, &talk),
         Request::Demo { talk } => talk::run(&demo::bundle()?, &talk),
-        Request::Check { bundle, run } => check::run(&bundle, &run),
+        Request::Check { bundle, json, run } => check::run(&bundle, json, &run),
         Request::Export { checkpoint, bundle, refs, vision, f32, kernels_from, threads } => {
             let options = ExportOptions {
                 refs,

@@ -2,6 +2,8 @@
 #![deny(unsafe_code)]
 
 pub mod cases;
+pub mod checkpoint;
 pub mod contracts;
+pub mod forward;
 pub mod sequence;
 pub mod tiny;

@@ -8,123 +8,10 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use driver_tests::checkpoint::{Form, SIZES, Size, Tower};
 use runtime::bundle::{Bundle, GemmRecord, LayerKind, Manifest};
 use runtime::export::{ExportError, ExportOptions, manifest_for, write_kernels};
-use serde_json::{Map, Value, json};
-
-/// The numbers in which the sizes differ.
-#[derive(Clone, Copy)]
-struct Size {
-    name: &'static str,
-    hidden: usize,
-    intermediate: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    key_heads: usize,
-    value_heads: usize,
-    linear_dim: usize,
-    vocab: usize,
-    /// Tokens before the added ones.
-    words: usize,
-    tied: bool,
-    sections: [usize; 3],
-    /// The tower: width, MLP, blocks, heads, edge of the position table.
-    tower: [usize; 5],
-}
-
-/// From the published configurations; `tiny` is for tests.
-const SIZES: [Size; 5] = [
-    Size {
-        name: "2b",
-        hidden: 2048,
-        intermediate: 6144,
-        layers: 24,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 256,
-        key_heads: 16,
-        value_heads: 16,
-        linear_dim: 128,
-        vocab: 248_320,
-        words: 248_044,
-        tied: true,
-        sections: [11, 11, 10],
-        tower: [1024, 4096, 24, 16, 48],
-    },
-    Size {
-        name: "0.8b",
-        hidden: 1024,
-        intermediate: 3584,
-        layers: 24,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 256,
-        key_heads: 16,
-        value_heads: 16,
-        linear_dim: 128,
-        vocab: 248_320,
-        words: 248_044,
-        tied: true,
-        sections: [11, 11, 10],
-        tower: [768, 3072, 12, 12, 48],
-    },
-    Size {
-        name: "4b",
-        hidden: 2560,
-        intermediate: 9216,
-        layers: 32,
-        heads: 16,
-        kv_heads: 4,
-        head_dim: 256,
-        key_heads: 16,
-        value_heads: 32,
-        linear_dim: 128,
-        vocab: 248_320,
-        words: 248_044,
-        tied: true,
-        sections: [11, 11, 10],
-        tower: [1024, 4096, 24, 16, 48],
-    },
-    Size {
-        name: "9b",
-        hidden: 4096,
-        intermediate: 12_288,
-        layers: 32,
-        heads: 16,
-        kv_heads: 4,
-        head_dim: 256,
-        key_heads: 16,
-        value_heads: 32,
-        linear_dim: 128,
-        vocab: 248_320,
-        words: 248_044,
-        tied: false,
-        sections: [11, 11, 10],
-        tower: [1152, 4304, 27, 16, 48],
-    },
-    Size {
-        name: "tiny",
-        hidden: 512,
-        intermediate: 1024,
-        layers: 4,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 64,
-        key_heads: 8,
-        value_heads: 8,
-        linear_dim: 64,
-        vocab: 2048,
-        words: 2000,
-        tied: true,
-        sections: [3, 3, 2],
-        tower: [512, 2048, 2, 8, 24],
-    },
-];
-
-/// Every so many layers, one has attention.
-const INTERVAL: usize = 4;
+use serde_json::Value;
 
 /// A bundle to measure with: the first of these that is not there is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,13 +36,12 @@ pub(crate) fn sample(out: &Path, sample: Sample) -> Result<(), String> {
         fs::create_dir_all(parent).map_err(|error| format!("cannot create {}: {error}", parent.display()))?;
     }
     let [whole, .., tiny] = SIZES;
-    let [width, mlp, _, heads, side] = whole.tower;
-    let part = Size { vocab: 2048, words: 2000, tower: [width, mlp, 1, heads, side], ..whole };
+    let part = Size { vocab: 2048, words: 2000, layers: 2, tower: Tower { depth: 1, ..whole.tower }, ..whole };
     let written = match sample {
-        Sample::Whole => write_bundle(out, &whole, whole.layers, INTERVAL),
-        Sample::Linear => write_bundle(out, &part, 2, 3),
-        Sample::Attention => write_bundle(out, &part, 2, 1),
-        Sample::Tiny => write_bundle(out, &tiny, tiny.layers, INTERVAL),
+        Sample::Whole => write_bundle(out, &whole),
+        Sample::Linear => write_bundle(out, &Size { interval: 3, ..part }),
+        Sample::Attention => write_bundle(out, &Size { interval: 1, ..part }),
+        Sample::Tiny => write_bundle(out, &tiny),
     };
     written.map(drop)
 }
@@ -164,10 +50,10 @@ const USAGE: &str = "usage: cargo xtask synth-bundle <out> [--size 2b|0.8b|4b|9b
 
 /// Writes the bundle that the arguments ask for.
 pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
-    let (out, size, layers) = parse(arguments)?;
-    match write_bundle(&out, size, layers, INTERVAL) {
+    let (out, size) = parse(arguments)?;
+    match write_bundle(&out, &size) {
         Ok(bytes) => {
-            eprintln!("{}: {} with {layers} layers, {bytes} bytes of tensors", out.display(), size.name);
+            eprintln!("{}: {} with {} layers, {bytes} bytes of tensors", out.display(), size.name, size.layers);
             Ok(true)
         }
         Err(error) => {
@@ -177,17 +63,16 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     }
 }
 
-fn parse(arguments: &[OsString]) -> Result<(PathBuf, &'static Size, usize), String> {
+fn parse(arguments: &[OsString]) -> Result<(PathBuf, Size), String> {
     use lexopt::prelude::*;
     let usage = |error: lexopt::Error| format!("{error}; {USAGE}");
     let mut parser = lexopt::Parser::from_args(arguments.iter().cloned());
-    let (mut out, mut size, mut layers) = (None, &SIZES[0], None);
+    let (mut out, mut size, mut layers) = (None, SIZES[0], None);
     while let Some(argument) = parser.next().map_err(usage)? {
         match argument {
             Long("size") => {
                 let name = parser.value().and_then(|value| value.string()).map_err(usage)?;
-                let found = SIZES.iter().find(|size| size.name == name);
-                size = found.ok_or_else(|| format!("no size `{name}`; {USAGE}"))?;
+                size = Size::named(&name).ok_or_else(|| format!("no size `{name}`; {USAGE}"))?;
             }
             Long("layers") => {
                 let count: usize = parser.value().and_then(|value| value.parse()).map_err(usage)?;
@@ -198,16 +83,15 @@ fn parse(arguments: &[OsString]) -> Result<(PathBuf, &'static Size, usize), Stri
         }
     }
     let out = out.ok_or_else(|| USAGE.to_owned())?;
-    Ok((out, size, layers.unwrap_or(size.layers)))
+    Ok((out, Size { layers: layers.unwrap_or(size.layers), ..size }))
 }
 
 /// Writes everything and has the reader check it. What was written of a failed bundle is removed.
-fn write_bundle(out: &Path, size: &Size, layers: usize, interval: usize) -> Result<u64, String> {
+fn write_bundle(out: &Path, size: &Size) -> Result<u64, String> {
     let nothing = Value::Null;
     let options = ExportOptions::new(PathBuf::new(), PathBuf::new());
-    let generation = json!({"eos_token_id": [size.words + 2, size.words]});
-    let manifest = manifest_for(&config(size, layers, interval), &generation, &nothing, &options)
-        .map_err(|error| error.to_string())?;
+    let config = size.config(Form::USUAL);
+    let manifest = manifest_for(&config, &size.generation(), &nothing, &options).map_err(|error| error.to_string())?;
     fs::create_dir(out).map_err(|error| format!("cannot create {}: {error}", out.display()))?;
     let written = files(out, size, &manifest).map_err(|error| format!("cannot write {}: {error}", out.display()));
     let checked = written.and_then(|bytes| Bundle::open(out).map(|_| bytes).map_err(|error| error.to_string()));
@@ -217,37 +101,12 @@ fn write_bundle(out: &Path, size: &Size, layers: usize, interval: usize) -> Resu
     checked
 }
 
-fn config(size: &Size, layers: usize, interval: usize) -> Value {
-    let [width, mlp, depth, heads, side] = size.tower;
-    json!({
-        "model_type": "qwen3_5",
-        "tie_word_embeddings": size.tied,
-        "image_token_id": size.words + 12,
-        "vision_start_token_id": size.words + 9,
-        "vision_end_token_id": size.words + 10,
-        "text_config": {
-            "hidden_size": size.hidden, "intermediate_size": size.intermediate, "num_hidden_layers": layers,
-            "full_attention_interval": interval, "vocab_size": size.vocab, "rms_norm_eps": 1e-6,
-            "num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads, "head_dim": size.head_dim,
-            "linear_num_key_heads": size.key_heads, "linear_num_value_heads": size.value_heads,
-            "linear_key_head_dim": size.linear_dim, "linear_value_head_dim": size.linear_dim,
-            "linear_conv_kernel_dim": 4,
-            "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": size.sections},
-        },
-        "vision_config": {
-            "hidden_size": width, "intermediate_size": mlp, "depth": depth, "num_heads": heads, "patch_size": 16,
-            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": size.hidden,
-            "num_position_embeddings": side * side,
-        },
-    })
-}
-
 fn files(out: &Path, size: &Size, manifest: &Manifest) -> io::Result<u64> {
     fs::create_dir(out.join("kernels"))?;
     let write = |name: &str, bytes: &[u8]| fs::write(out.join(name), bytes);
     let mut kernel = |name: &str, bytes: &[u8]| write(name, bytes).map_err(|error| ExportError(error.to_string()));
     write_kernels(manifest, &mut kernel).map_err(io::Error::other)?;
-    write("tokenizer.json", tokenizer(size.words).to_string().as_bytes())?;
+    write("tokenizer.json", size.tokenizer().to_string().as_bytes())?;
     let mut tensors = Tensors::new(BufWriter::with_capacity(1 << 20, File::create_new(out.join("tensors.bin"))?));
     text(&mut tensors, manifest)?;
     vision(&mut tensors, manifest)?;
@@ -429,88 +288,4 @@ fn vision(tensors: &mut Tensors, manifest: &Manifest) -> io::Result<()> {
     tensors.values("vis.m_ln_b", &[d], All(0.0))?;
     weight(tensors, "vis.m1", "v_m1", Some(vision.merger_slices))?;
     weight(tensors, "vis.m2", "v_m2", Some(vision.merger_slices))
-}
-
-/// The added tokens in the order of the real tokenizer; those from `<think>` on show in decoded text.
-const ADDED: [&str; 26] = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-];
-const SHOWN: [&str; 6] = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"];
-
-/// A byte-level tokenizer with as many words as the real one: bytes, then pairs of letters, then triples.
-fn tokenizer(words: usize) -> Value {
-    let mut spare = 256_u32..;
-    let symbols: Vec<char> = (0..=255_u8)
-        .map(|byte| match byte {
-            // Bytes that print stand for themselves, the others for the characters from 256 on.
-            33..=126 | 161..=172 | 174..=255 => char::from(byte),
-            _ => spare.next().and_then(char::from_u32).unwrap_or('\u{fffd}'),
-        })
-        .collect();
-    let mut vocab: Map<String, Value> = Map::new();
-    for (byte, symbol) in symbols.iter().enumerate() {
-        vocab.insert(symbol.to_string(), json!(byte));
-    }
-    let letters: Vec<String> = ('a'..='z').chain('A'..='Z').chain('\u{100}'..='\u{120}').map(String::from).collect();
-    let mut merges: Vec<[String; 2]> = Vec::new();
-    let mut pairs = Vec::new();
-    'full: for left in [true, false] {
-        let heads = if left { letters.clone() } else { std::mem::take(&mut pairs) };
-        for head in &heads {
-            for tail in &letters {
-                if vocab.len() == words {
-                    break 'full;
-                }
-                let word = format!("{head}{tail}");
-                vocab.insert(word.clone(), json!(vocab.len()));
-                merges.push([head.clone(), tail.clone()]);
-                if left {
-                    pairs.push(word);
-                }
-            }
-        }
-    }
-    let added = ADDED.iter().enumerate().map(|(index, content)| {
-        json!({"id": words + index, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-               "normalized": false, "special": !SHOWN.contains(content)})
-    });
-    let split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": false},
-            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-        ]},
-        "post_processor": null,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab,
-                  "merges": merges},
-    })
 }

@@ -116,6 +116,8 @@ impl Source {
 #[derive(Debug, Default)]
 pub(super) struct Tensors {
     sources: BTreeMap<String, Source>,
+    /// Tensors of a type that no weight of the model has, and that type.
+    others: BTreeMap<String, String>,
     place: PathBuf,
 }
 
@@ -147,15 +149,20 @@ impl Tensors {
             }
             shards.entry(file).or_default().push(tensor);
         }
-        let mut all = Self { sources: BTreeMap::new(), place: index.clone() };
+        let mut all = Self { place: index.clone(), ..Self::default() };
         for (file, names) in shards {
             let mut shard = Self::file(&dir.join(file))?;
             for name in names {
-                let source = shard.sources.remove(name);
-                let source = source.ok_or_else(|| {
-                    ExportError(format!("{} puts `{name}` into {file}, which has no such tensor", index.display()))
-                })?;
-                all.sources.insert(name.to_owned(), source);
+                match (shard.sources.remove(name), shard.others.remove(name)) {
+                    (Some(source), _) => drop(all.sources.insert(name.to_owned(), source)),
+                    (None, Some(dtype)) => drop(all.others.insert(name.to_owned(), dtype)),
+                    (None, None) => {
+                        let index = index.display();
+                        return Err(ExportError(format!(
+                            "{index} puts `{name}` into {file}, which has no such tensor"
+                        )));
+                    }
+                }
             }
         }
         Ok(all)
@@ -180,14 +187,17 @@ impl Tensors {
         let header: Value = serde_json::from_slice(&header).map_err(|error| wrong(format!("bad header: {error}")))?;
         let header = header.as_object().ok_or_else(|| wrong("the header is no JSON object".to_owned()))?;
         let file = Arc::new((path.to_owned(), file));
-        let mut sources = BTreeMap::new();
+        let (mut sources, mut others) = (BTreeMap::new(), BTreeMap::new());
         for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
             let source = source(name, entry, &file, start, meta.len())
                 .map_err(|what| wrong(format!("tensor `{name}`: {what}")))?;
             // A type that no weight of the model has is passed over until somebody asks for the tensor.
-            sources.extend(source.map(|source| (name.clone(), source)));
+            match source {
+                Ok(source) => drop(sources.insert(name.clone(), source)),
+                Err(dtype) => drop(others.insert(name.clone(), dtype)),
+            }
         }
-        Ok(Self { sources, place: path.to_owned() })
+        Ok(Self { sources, others, place: path.to_owned() })
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -195,8 +205,13 @@ impl Tensors {
     }
 
     pub(super) fn get(&self, name: &str) -> Result<&Source, ExportError> {
-        self.sources.get(name).ok_or_else(|| {
-            ExportError(format!("{} has no tensor `{name}` of type F32, BF16, F16, I32 or U8", self.place.display()))
+        let place = self.place.display();
+        self.sources.get(name).ok_or_else(|| match self.others.get(name) {
+            Some(dtype) => ExportError(format!(
+                "{place}: tensor `{name}` is {dtype}; expected F32, BF16 or F16: export from the checkpoint that is not \
+                 quantised"
+            )),
+            None => ExportError(format!("{place} has no tensor `{name}`")),
         })
     }
 
@@ -211,16 +226,16 @@ impl Tensors {
     }
 }
 
-/// One entry of a header, or `None` for an element type we know nothing about.
+/// One entry of a header, or the name of an element type we know nothing about.
 fn source(
     name: &str,
     entry: &Value,
     file: &Arc<(PathBuf, File)>,
     start: u64,
     size: u64,
-) -> Result<Option<Source>, String> {
+) -> Result<Result<Source, String>, String> {
     let dtype = entry.get("dtype").and_then(Value::as_str).ok_or("no `dtype`")?;
-    let Some(element) = Element::from_name(dtype) else { return Ok(None) };
+    let Some(element) = Element::from_name(dtype) else { return Ok(Err(dtype.to_owned())) };
     let numbers = |key: &str| -> Option<Vec<u64>> {
         entry.get(key)?.as_array()?.iter().map(|value| value.as_u64().filter(|value| *value < 1 << 48)).collect()
     };
@@ -235,7 +250,7 @@ fn source(
     if start + offsets[1] > size {
         return Err(format!("ends at byte {} of a file of {size}; the file is cut short", start + offsets[1]));
     }
-    Ok(Some(Source { name: name.to_owned(), element, shape, file: Arc::clone(file), offset: start + offsets[0] }))
+    Ok(Ok(Source { name: name.to_owned(), element, shape, file: Arc::clone(file), offset: start + offsets[0] }))
 }
 
 #[cfg(test)]
@@ -267,7 +282,8 @@ mod tests {
         assert_eq!(tensors.get("a").unwrap().f32s().unwrap(), [f32::from_bits(0x3F3F_3F3F)]);
         assert_eq!(tensors.get("b").unwrap().f32s().unwrap(), [f32::from_bits(0x3F3F_0000); 2]);
         assert_eq!(tensors.get("c").unwrap().f32s().unwrap(), [1.811_523_4; 2]);
-        assert!(tensors.get("d").unwrap_err().0.contains("no tensor `d` of type F32, BF16"));
+        assert!(tensors.get("d").unwrap_err().0.contains("tensor `d` is F8_E4M3; expected F32, BF16 or F16"));
+        assert!(tensors.get("e").unwrap_err().0.ends_with("has no tensor `e`"));
         let message = tensors.shaped("b", &[1, 2]).unwrap_err().0;
         assert_eq!(message, "tensor `b` is [2]; the configuration says [1, 2]");
     }
