@@ -69,7 +69,13 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
 }
 
 fn supervise(options: &Options) -> Result<ExitStatus, String> {
-    let mut supervisor = Supervisor::new(options.config.clone(), &options.node).map_err(|error| error.to_string())?;
+    let mut config = options.config.clone();
+    if let Some(timing) = &mut config.timing {
+        let overhead = crate::bench::overhead()?;
+        eprintln!("supervise: {} us a command are supervision's own, taken off the latency", overhead.as_micros());
+        timing.latency = timing.latency.saturating_sub(overhead);
+    }
+    let mut supervisor = Supervisor::new(config, &options.node).map_err(|error| error.to_string())?;
     if let Some(path) = &options.bundle {
         let bundle = Bundle::open(path).map_err(|error| format!("bundle {}: {error}", path.display()))?;
         if has_opaque_kernels(&bundle).map_err(|error| format!("bundle {}: {error}", path.display()))? {

@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: one command, one table. Our runtime and the peer's in the same run, in turn, and the machine's
 //! own limits beside them.
 
+mod allocations;
+mod calls;
 mod dispatch;
 mod host;
 mod load;
@@ -12,13 +14,14 @@ mod peer;
 mod plot;
 mod report;
 mod stage;
-pub(crate) mod supervised;
+mod supervised;
 mod targets;
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use lexopt::{Arg, Parser, ValueExt};
 use runtime::bundle::Bundle;
@@ -151,6 +154,15 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
 fn target() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     std::env::var_os("CARGO_TARGET_DIR").map_or(own, PathBuf::from)
+}
+
+/// What supervising adds to a command.
+///
+/// # Errors
+/// Why it cannot be measured.
+pub(crate) fn overhead() -> Result<Duration, String> {
+    let tiny = target().join("bench/tiny");
+    sample(&tiny, Sample::Tiny).and_then(|()| supervised::overhead(&tiny))
 }
 
 fn measure(options: &Options) -> Result<Report, String> {

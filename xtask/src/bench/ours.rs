@@ -15,6 +15,8 @@ use runtime::model::{Input, Model, Part, Profile};
 use runtime::npu::{Buffer, Element, Kernels, Npu};
 use runtime::xclbin::Xclbin;
 
+use super::allocations;
+
 /// What a run said.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lines(Vec<(String, f64)>);
@@ -101,18 +103,27 @@ struct Watch<'a> {
     start: Instant,
     profile: Profile,
     counts: Option<Counts>,
+    allocations: u64,
 }
 
 impl<'a> Watch<'a> {
     fn new(model: &Model, device: Option<&'a Device>) -> Self {
-        Self { device, profile: model.profile(), counts: device.map(Device::counts), start: Instant::now() }
+        Self {
+            device,
+            profile: model.profile(),
+            counts: device.map(Device::counts),
+            allocations: allocations::count(),
+            start: Instant::now(),
+        }
     }
 
     fn end(self, kind: &str, model: &Model, lines: &mut Lines) {
         let total = self.start.elapsed();
+        let allocated = allocations::count() - self.allocations;
         let profile = model.profile().since(&self.profile);
         let mut say = |name: &str, value: f64| lines.say(&format!("{kind}.{name}"), value);
         say("total", total.as_secs_f64());
+        say("allocations", allocated as f64);
         say("mixer", profile.part(Part::Mixer).1.as_secs_f64());
         say("npu", profile.part(Part::Npu).1.as_secs_f64());
         if let (Some(device), Some(before)) = (self.device, self.counts) {

@@ -61,7 +61,7 @@ pub(super) fn probe(timing: Timing, bundle: &Path) -> Result<f64, String> {
 }
 
 /// What supervising adds to a command: measured with commands whose time is known.
-pub(crate) fn overhead(bundle: &Path) -> Result<Duration, String> {
+pub(super) fn overhead(bundle: &Path) -> Result<Duration, String> {
     let latency = Duration::from_micros(200);
     let timing = Timing { latency, bandwidth: u64::MAX, rate: u64::MAX, ..Timing::default() };
     Ok(Duration::from_secs_f64((probe(timing, bundle)? - latency.as_secs_f64()).max(0.0)))
