@@ -1,10 +1,10 @@
-//! Commands: a packet in a CMD BO, and whether it is in flight.
+//! Raw commands: any packet in a CMD BO, and whether it is in flight. [`Bound`](crate::Bound) is the safe way.
 
 use crate::bo::{Bo, BoKind};
 use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::hwctx::HwCtx;
+use crate::hwctx::{Held, HwCtx};
 use crate::packet::{CommandOutcome, Encode, Header, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,9 @@ enum Stage {
     InFlight { words: usize, context: Arc<HwCtx>, seq: u64 },
 }
 
-/// A command: its packet is written once and may be submitted many times, one at a time.
+/// A raw command: its packet is written once and may be submitted many times, one at a time.
+///
+/// The packet says what it likes, so submitting it is `unsafe`: see [`HwCtx::submit`].
 ///
 /// While it is in flight the driver owns the packet: writing and submitting it are refused ([`Error::Busy`]), after a
 /// wait that ran into its deadline as well. Dropping it then leaves the packet with the context, which keeps it until
@@ -189,7 +191,7 @@ impl Drop for Command {
         if self.settle().is_err()
             && let (Stage::InFlight { context, seq, .. }, Some(packet)) = (&self.stage, self.packet.take())
         {
-            context.hold(*seq, packet);
+            context.hold(*seq, Held::Packet(packet));
         }
     }
 }

@@ -6,8 +6,9 @@ use crate::abi::query::{
     QueryFirmwareVersion, QuerySensor, ResourceInfo,
 };
 use crate::abi::{DRIVER_MAJOR, DRIVER_NAME};
-use crate::door::{Door, Opener};
+use crate::door::{self, Door};
 use crate::error::{Error, Result};
+use crate::fork::{self, Opener};
 use crate::heap::Heap;
 use crate::ioctl::{self, DriverVersion};
 use std::path::{Path, PathBuf};
@@ -17,24 +18,20 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Client {
     door: Arc<dyn Door>,
-    opener: u32,
-}
-
-/// This process.
-fn pid() -> u32 {
-    rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
+    opener: Opener,
 }
 
 impl Client {
     fn new(door: Arc<dyn Door>) -> Self {
-        Client { door, opener: pid() }
+        Client { door, opener: Opener::new() }
     }
 
     /// The door, unless the process has forked.
     pub(crate) fn door(&self) -> Result<&dyn Door> {
-        match pid() {
-            process if process == self.opener => Ok(&*self.door),
-            process => Err(Error::Forked { opener: self.opener, process }),
+        if self.opener.is_here() {
+            Ok(&*self.door)
+        } else {
+            Err(Error::Forked { opener: self.opener.pid(), process: fork::pid() })
         }
     }
 
@@ -64,7 +61,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Open`], [`Error::NotAmdxdna`], [`Error::DriverMajor`], [`Error::NoTimelines`], and those of the heap.
-    pub fn open(opener: &dyn Opener, node: &Path) -> Result<Arc<Device>> {
+    pub fn open(opener: &dyn door::Opener, node: &Path) -> Result<Arc<Device>> {
         let door = opener.open(node).map_err(|errno| Error::Open { node: node.to_owned(), errno })?;
         let client = Arc::new(Client::new(door));
         let version = ioctl::version(client.door()?)?;
@@ -211,7 +208,7 @@ impl Device {
     /// [`Error::DriverMinor`], [`Error::Ioctl`].
     pub fn bo_usage(&self) -> Result<BoUsage> {
         self.require_minor(8, "reading BO usage")?;
-        Ok(ioctl::bo_usage(self.door()?, i64::from(self.client.opener))?)
+        Ok(ioctl::bo_usage(self.door()?, i64::from(self.client.opener.pid()))?)
     }
 
     /// The power mode; `Err` of the number for one that is not known.

@@ -165,8 +165,49 @@ pub enum Error {
         /// The BO's size.
         size: usize,
     },
-    /// A BO, or a context, of another open file of the device.
-    #[error("{what} belongs to another open of the device: handles of two opens cannot be mixed")]
+    /// A buffer that cannot be used by two at a time.
+    #[error(
+        "BO {handle} is in use: a command that names it was not waited for, or never finished (if the device went away, \
+         load anew), or the host holds it in another place"
+    )]
+    InUse {
+        /// Its handle.
+        handle: u32,
+    },
+    /// More or fewer buffers than a stream takes.
+    #[error("{given} buffers for an instruction stream that takes {least} to {most}")]
+    Arguments {
+        /// Given.
+        given: usize,
+        /// Used by the stream.
+        least: usize,
+        /// Most that a packet can name.
+        most: usize,
+    },
+    /// A stream reaches past a buffer that it is given.
+    #[error("the instruction stream reaches byte {reach} of argument {argument}, which has {bytes}")]
+    Reach {
+        /// Which argument, from 0.
+        argument: usize,
+        /// End of what the stream reads or writes.
+        reach: u64,
+        /// Bytes of the view.
+        bytes: u64,
+    },
+    /// A stream writes to a view that is only to be read.
+    #[error("the instruction stream writes to argument {argument}, which is given to be read only")]
+    ReadOnly {
+        /// Which argument, from 0.
+        argument: usize,
+    },
+    /// As many commands in flight as the queue takes.
+    #[error("{depth} commands are in flight, as many as the queue takes: wait for the oldest first")]
+    QueueFull {
+        /// What it takes.
+        depth: usize,
+    },
+    /// A BO, or a context, of another open file of the device; or a ticket of another queue.
+    #[error("{what} belongs to another open of the device, or to another queue: they cannot be mixed")]
     Foreign {
         /// What.
         what: &'static str,

@@ -3,6 +3,7 @@
 use crate::abi::drm::SyncobjWaitFlags;
 use crate::abi::{CuConfig, DEFAULT_MAX_OPC, MAX_NUM_CUS, QosInfo};
 use crate::bo::{Bo, BoKind};
+use crate::bound::Flight;
 use crate::command::Command;
 use crate::deadline::Deadline;
 use crate::device::Device;
@@ -71,18 +72,27 @@ impl Drop for Syncobj {
     }
 }
 
+/// What has to live as long as a command runs.
+#[derive(Debug)]
+pub(crate) enum Held {
+    /// The packet of a [`Command`].
+    Packet(#[expect(dead_code, reason = "held, not used")] Bo),
+    /// Packet, stream and buffers of a [`Bound`](crate::Bound).
+    Flight(#[expect(dead_code, reason = "held, not used")] Flight),
+}
+
 /// A hardware context. Its commands run in the order of their sequence numbers; there is no order between contexts.
 ///
 /// Any thread may submit while others wait.
 #[derive(Debug)]
 pub struct HwCtx {
     // Drop order, context before CU BO before heap before file: the context first (its last commands end, nothing uses
-    // the memory any more), its timeline, the packets of commands that nobody waited for, then the PDIs; the heap and
+    // the memory any more), its timeline, what commands that nobody waited for used, then the PDIs; the heap and
     // the file go with the last holder of the device.
     context: Context,
     timeline: Syncobj,
-    /// Packets of commands that were dropped in flight, with their sequence numbers.
-    held: Mutex<Vec<(u64, Bo)>>,
+    /// What commands that nobody waits for any more still use, with their sequence numbers.
+    held: Mutex<Vec<(u64, Held)>>,
     /// The driver resolves PDI handles again after each suspend: they stay open as long as the context.
     cus: Mutex<Vec<Cu>>,
     /// All commands with a smaller sequence number are known to be done.
@@ -140,26 +150,31 @@ impl HwCtx {
         Ok(())
     }
 
-    /// Puts a command into the queue and returns its sequence number. `args` are the handles of the BOs that it uses
+    /// Puts a raw command into the queue and returns its sequence number: for packets that are no [`Bound`](crate::Bound)
+    /// (chains, other opcodes, packets that are meant to be wrong). `args` are the handles of the BOs that it uses
     /// (the stream's, the buffers'), in any order; one that is there twice is passed once.
     ///
     /// Blocks while four commands of the context are outstanding.
     ///
+    /// # Safety
+    /// The packet and the streams that it names address memory by number, and where the device shares the process'
+    /// address space that is any memory of the process. All that they let the device read or write must be memory of
+    /// buffer objects that live until the command is known to be done or the context is destroyed; nothing of this
+    /// program may meanwhile refer to what the device writes, nor write what it reads.
+    ///
     /// # Errors
     /// [`Error::Busy`] if it is in flight, [`Error::NotSubmitted`] if nothing has been written into it,
     /// [`Error::Foreign`], [`Error::Ioctl`]. The command is as it was, then.
-    pub fn submit(self: &Arc<Self>, command: &mut Command, args: &[u32]) -> Result<u64> {
+    #[allow(unsafe_code)]
+    pub unsafe fn submit(self: &Arc<Self>, command: &mut Command, args: &[u32]) -> Result<u64> {
         if !Arc::ptr_eq(command.device(), self.device()) {
             return Err(Error::Foreign { what: "the command" });
         }
         command.prepare()?;
         let twice = |i: usize| args[..i].contains(&args[i]);
-        let seq = if (0..args.len()).any(twice) {
-            let once: Vec<u32> = (0..args.len()).filter(|&i| !twice(i)).map(|i| args[i]).collect();
-            ioctl::exec_cmd(self.device().door()?, self.handle(), command.handle(), &once)
-        } else {
-            ioctl::exec_cmd(self.device().door()?, self.handle(), command.handle(), args)
-        }?;
+        let once: Vec<u32> = (0..args.len()).filter(|&i| !twice(i)).map(|i| args[i]).collect();
+        // SAFETY: the caller's promise; the command keeps its packet until the driver is done with it.
+        let seq = unsafe { ioctl::exec_cmd(self.device().door()?, self.handle(), command.handle(), &once) }?;
         command.submitted(Arc::clone(self), seq);
         Ok(seq)
     }
@@ -214,7 +229,7 @@ impl HwCtx {
         seq < self.done.load(Ordering::Acquire)
     }
 
-    fn set_done(&self, seq: u64) {
+    pub(crate) fn set_done(&self, seq: u64) {
         self.done.fetch_max(seq.saturating_add(1), Ordering::AcqRel);
     }
 
@@ -236,17 +251,18 @@ impl HwCtx {
         &self.context.device
     }
 
-    /// Packets of dropped commands that are kept because the driver may still write into them.
+    /// Commands that nobody waits for any more whose packets and buffers are kept, because the device may still use
+    /// them.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Keeps a packet until its command is known to be done, or the context is gone.
-    pub(crate) fn hold(&self, seq: u64, packet: Bo) {
+    /// Keeps what a command uses until it is known to be done, or the context is gone.
+    pub(crate) fn hold(&self, seq: u64, what: Held) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.retain(|&(seq, _)| !self.is_done(seq));
-        held.push((seq, packet));
+        held.push((seq, what));
     }
 }
 

@@ -5,7 +5,16 @@
 //! * [`abi`] and [`packet`]: numbers, structures, command packets. No code that does anything.
 //! * [`Door`]: how bytes leave the process. The kernel stands behind [`KernelOpener`]; a model of the NPU can.
 //! * [`ioctl`]: one safe function a request.
-//! * [`Device`], [`Bo`], [`HwCtx`], [`Command`]: who owns what, and in which order it goes.
+//! * [`Device`], [`Bo`], [`HwCtx`], [`Queue`]: who owns what, and in which order it goes.
+//!
+//! # Submitting
+//!
+//! The device addresses memory by number, where it shares the process' address space any memory of the process. So
+//! addresses get into packets in one safe way only: [`SharedBo`] is a buffer that commands may name, a [`View`] a part of
+//! it, [`Stream`] an instruction stream with what it does to its arguments (the one thing that has to be vouched for), and
+//! [`Bound`] ties a stream to views: it checks that the stream stays inside them, owns them, and is a packet ready in its
+//! command BO. [`Queue::submit`] costs one ioctl and no allocation; the queue keeps what is in flight alive, and the
+//! buffers refuse the host meanwhile. [`Command`] is the raw way, for any packet: submitting it is `unsafe`.
 //!
 //! [`discover`] finds the NPU of a machine, or the reason why there is none to be used.
 //!
@@ -19,6 +28,8 @@ pub mod abi;
 #[allow(unsafe_code)]
 mod bo;
 #[allow(unsafe_code)]
+mod bound;
+#[allow(unsafe_code)]
 mod command;
 mod deadline;
 mod device;
@@ -27,14 +38,21 @@ pub mod discover;
 mod door;
 mod error;
 #[allow(unsafe_code)]
+mod fork;
+#[allow(unsafe_code)]
 mod heap;
 mod hwctx;
 pub mod ioctl;
 #[allow(unsafe_code)]
 mod kernel;
 pub mod packet;
+#[allow(unsafe_code)]
+mod queue;
+#[allow(unsafe_code)]
+mod shared;
 
 pub use bo::{Bo, BoKind};
+pub use bound::{Argument, Bound, Stream};
 pub use command::Command;
 pub use deadline::Deadline;
 pub use device::Device;
@@ -43,3 +61,5 @@ pub use error::{Error, IoctlError, Result, errno_name};
 pub use heap::Heap;
 pub use hwctx::{Cu, HwCtx, HwCtxOptions};
 pub use kernel::KernelOpener;
+pub use queue::{Failure, Queue, QueueCounters, Ticket};
+pub use shared::{Access, HostRead, HostWrite, SharedBo, View};

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Duration;
 
 use npu_model::trace::{Fields, Record, Trace};
 use npu_model::{Config, Model};
@@ -19,7 +20,8 @@ pub const PROMPT: &str = "Hi";
 /// How many tokens they answer: the one that the prompt gives, and one more.
 pub const NEW_TOKENS: usize = 2;
 
-/// What this runtime does with a bundle of our own kernels, [`PROMPT`] and [`NEW_TOKENS`], with default settings.
+/// What this runtime does with a bundle of our own kernels, [`PROMPT`] and [`NEW_TOKENS`], with default settings
+/// but for the wait.
 ///
 /// # Errors
 /// What the runtime said.
@@ -29,7 +31,8 @@ pub fn own_trace(bundle: &Path) -> Result<Vec<Record>, String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     let npu = Npu::open(&trace.opener(&*model), Path::new("/dev/accel/accel0")).map_err(|error| said(&error))?;
     let bundle = Bundle::open(bundle).map_err(|error| said(&error))?;
-    let options = LoadOptions { vision: false, ..LoadOptions::default() };
+    // Every wait asks the driver, so that the trace does not depend on the machine.
+    let options = LoadOptions { vision: false, spin: Duration::ZERO, ..LoadOptions::default() };
     let mut chat = Chat::load(bundle, npu, options, &mut |_| {}).map_err(|error| said(&error))?;
     let turn = Turn { system: None, images: &[], text: PROMPT, thinking: false, max_new: NEW_TOKENS };
     chat.turn(&turn, &mut |_| ControlFlow::Continue(())).map_err(|error| said(&error))?;

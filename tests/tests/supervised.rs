@@ -12,7 +12,7 @@ use amdxdna_ioctl::{KernelOpener, Opener};
 use driver_tests::cases::{Outcome, Selection, run};
 use driver_tests::tiny;
 use npu_model::supervise::Supervisor;
-use npu_model::{Config, Faults, Model};
+use npu_model::{Config, Counts, Faults, Model};
 use runtime::bundle::Bundle;
 use runtime::image::Rgb;
 use runtime::npu::Npu;
@@ -63,7 +63,13 @@ fn the_same_answer_from_another_process() {
 
     // Down to the same work, and nothing is left.
     let (ours, theirs) = (supervisor.model().counts(), model.counts());
-    assert_eq!(ours.ioctls, theirs.ioctls);
+    let steady = |counts: &Counts| {
+        let mut ioctls = counts.ioctls.clone();
+        // A wait is spared where a look at the command's state word ends it first: how often depends on the machine.
+        ioctls.remove("SYNCOBJ_TIMELINE_WAIT");
+        ioctls
+    };
+    assert_eq!(steady(&ours), steady(&theirs));
     assert_eq!(
         (ours.commands, ours.operations, ours.bytes_read),
         (theirs.commands, theirs.operations, theirs.bytes_read)

@@ -166,9 +166,14 @@ pub fn sync_bo(door: &dyn Door, handle: u32, direction: u32, offset: u64, size: 
 ///   `EFAULT`, `ETIME`: a mapping could not be re-validated. `ENODEV`: unplugged.
 /// * Blocks: while four commands of the context are outstanding; while the device wakes up.
 ///
+/// # Safety
+/// As of [`HwCtx::submit`](crate::HwCtx::submit): the packet, and the instruction streams that it names, let the device
+/// read and write memory by address. Packet, streams and all that memory must stay valid until the command is known to
+/// be done or the context is gone, and the program must leave alone what the device uses.
+///
 /// # Errors
 /// [`IoctlError`].
-pub fn exec_cmd(door: &dyn Door, hwctx: u32, command: u32, args: &[u32]) -> Result<u64, IoctlError> {
+pub unsafe fn exec_cmd(door: &dyn Door, hwctx: u32, command: u32, args: &[u32]) -> Result<u64, IoctlError> {
     let mut argument = ExecCmd {
         hwctx,
         r#type: cmd_type::SUBMIT_EXEC_BUF,
@@ -179,8 +184,8 @@ pub fn exec_cmd(door: &dyn Door, hwctx: u32, command: u32, args: &[u32]) -> Resu
         ..ExecCmd::default()
     };
     let asked = || format!("context {hwctx}, command BO {command}, argument BOs {args:?}");
-    // SAFETY: the handles outlive the call and are as many as it says. What the command then does is the device's
-    // doing, within the BOs whose addresses its packet and its instruction stream name.
+    // SAFETY: the handles outlive the call and are as many as it says. What the command then does is the caller's
+    // promise.
     unsafe { call(door, request::EXEC_CMD, &mut argument, asked)? };
     Ok(argument.seq)
 }

@@ -1,4 +1,5 @@
-//! The ioctls as functions on a [`Door`]: one a request, safe, untyped as to who owns what.
+//! The ioctls as functions on a [`Door`]: one a request, untyped as to who owns what. All are safe but EXEC_CMD, which
+//! sets the device on memory by address.
 //!
 //! Each says since which minor of the driver it exists, which errnos it returns and whether it blocks. `EINTR` is
 //! retried here, except where said otherwise. Handles are plain numbers: closing, and in which order, is the caller's

@@ -39,6 +39,11 @@ pub struct State {
     pub iova: bool,
     /// What the last EXEC_CMD had as arguments.
     pub args: Vec<u32>,
+    /// Its command BO, and the first words of the packet in it.
+    pub command: u32,
+    pub packet: [u32; 17],
+    /// Command BO and arguments of every EXEC_CMD.
+    pub commands: Vec<(u32, Vec<u32>)>,
     /// The last TIMELINE_WAIT's point, deadline and flags.
     pub waited: (u64, i64, u32),
     /// States that commands end with: the header's low bits.
@@ -65,6 +70,9 @@ impl Fake {
             slots: (3, 16),
             iova: false,
             args: Vec::new(),
+            command: 0,
+            packet: [0; 17],
+            commands: Vec::new(),
             waited: (0, 0, 0),
             ends: 4,
             wait: Ok(()),
@@ -87,6 +95,15 @@ impl Fake {
 
     pub fn fail(&self, request: u32, errno: Errno, times: usize) {
         self.with(|state| state.failures.extend(std::iter::repeat_n((request, errno), times)));
+    }
+
+    /// Ends a command that is in flight.
+    pub fn end(&self, command: u32, ends: u32) {
+        self.with(|state| {
+            let mapped = state.bos[&command].mapped;
+            let header: u32 = peek(mapped);
+            poke(mapped, 4, &(header & !15 | ends).to_le_bytes());
+        });
     }
 
     /// Handles that have not been closed.
@@ -226,7 +243,10 @@ impl State {
                 self.args = (0..u64::from(exec.arg_count)).map(|i| peek(exec.args + 4 * i)).collect();
                 exec.seq = self.seq;
                 self.seq += 1;
-                let mapped = self.bos[&(exec.cmd_handles as u32)].mapped;
+                self.command = exec.cmd_handles as u32;
+                self.commands.push((self.command, self.args.clone()));
+                let mapped = self.bos[&self.command].mapped;
+                self.packet = peek(mapped);
                 let header: u32 = peek(mapped);
                 assert_eq!(header & 15, 1, "a command is submitted in state NEW");
                 self.log.push(format!("exec ctx {} cmd {} seq {}", exec.hwctx, exec.cmd_handles, exec.seq));

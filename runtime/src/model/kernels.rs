@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::error::ModelError;
 use super::options::Progress;
 use crate::bundle::{Bundle, GemmRecord, GemvRecord};
-use crate::npu::{Buffer, CommandId, KernelId, Kernels, View, Weights};
+use crate::npu::{Buffer, CommandId, KernelId, Kernels, Weights};
 
 /// A matrix product: one stream for each number of row chunks.
 #[derive(Clone, Debug)]
@@ -145,23 +145,23 @@ impl Linear {
         if let Some(command) = self.gemm[chunks - 1] {
             return Ok(command);
         }
-        let command = kernels.bind(kernel, &[a.0.view(a.1), self.weights.view(), c.view(0)])?;
+        let command = kernels.bind(kernel, &[a.0.input(a.1)?, self.weights.view()?, c.output()?])?;
         self.gemm[chunks - 1] = Some(command);
         Ok(command)
     }
 
-    /// The command that multiplies the vector at `x`.
+    /// The command that multiplies the vector from element `x.1` of a buffer on.
     pub(super) fn gemv(
         &mut self,
         kernels: &mut Kernels,
         gemv: &Gemv,
-        x: View,
+        x: (&Buffer, usize),
         y: &Buffer,
     ) -> Result<CommandId, ModelError> {
         if let Some(command) = self.gemv {
             return Ok(command);
         }
-        let command = kernels.bind(gemv.kernel, &[x, self.weights.view(), y.view(0)])?;
+        let command = kernels.bind(gemv.kernel, &[x.0.input(x.1)?, self.weights.view()?, y.output()?])?;
         self.gemv = Some(command);
         Ok(command)
     }

@@ -70,6 +70,7 @@ impl Model {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
         let mut kernels = Kernels::new(npu, options.commands_in_flight, options.deadline);
+        kernels.set_spin(options.spin);
         let wanted = bundle.manifest.vision.clone().filter(|_| options.vision);
         let table = Table::load(&bundle, wanted.is_some(), &mut kernels, progress)?;
         let total = weight_bytes(&bundle, wanted.is_some());
@@ -198,6 +199,7 @@ impl Model {
     /// # Errors
     /// More patches than the tower takes, no tower, and failures of the device.
     pub fn encode(&mut self, patches: &Patches) -> Result<Vec<f32>, ModelError> {
+        self.kernels.usable()?;
         let Model { kernels, vision, pool, probe, profile, .. } = self;
         let vision = vision.as_mut().ok_or(ModelError::NoVision)?;
         vision.encode(&mut Run { kernels, pool, profile, probe }, patches)
@@ -222,6 +224,7 @@ impl Model {
         input: &Input<'_>,
         progress: &mut dyn FnMut(usize) -> std::ops::ControlFlow<()>,
     ) -> Result<usize, ModelError> {
+        self.kernels.usable()?;
         let tokens = self.len + input.ids.len();
         if tokens > self.max_ctx {
             return Err(ModelError::ContextFull { tokens, max_ctx: self.max_ctx });
@@ -264,6 +267,7 @@ impl Model {
     /// # Errors
     /// A full context, an unknown token, failures of the device.
     pub fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
+        self.kernels.usable()?;
         if self.len >= self.max_ctx {
             return Err(ModelError::ContextFull { tokens: self.len + 1, max_ctx: self.max_ctx });
         }
@@ -280,6 +284,7 @@ impl Model {
     /// # Errors
     /// Failures of the device.
     pub fn logits(&mut self) -> Result<&[f32], ModelError> {
+        self.kernels.usable()?;
         let Model { kernels, text, pool, probe, profile, .. } = self;
         text.logits(&mut Run { kernels, pool, profile, probe })
     }

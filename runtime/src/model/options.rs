@@ -13,6 +13,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// How long one command may take before it counts as lost.
     pub deadline: Duration,
+    /// How long a wait looks at a command's state word before it asks the driver; zero to ask at once.
+    pub spin: Duration,
     /// Whether the vision tower is loaded where the bundle has one.
     pub vision: bool,
 }
@@ -24,6 +26,7 @@ impl Default for LoadOptions {
             commands_in_flight: 4,
             threads: 0,
             deadline: Duration::from_secs(10),
+            spin: Duration::from_micros(50),
             vision: true,
         }
     }

@@ -206,7 +206,7 @@ impl Text {
         t = run.profile.add(Part::Norm, t);
         shared.x.write_rows(run.pool, d, d, &self.rows.normed[..d])?;
         t = run.profile.add(Part::Transfer, t);
-        let x = shared.x.view(0);
+        let x = (&shared.x, 0);
         let mut commands = Vec::with_capacity(self.head.len());
         for (part, y) in self.head.iter_mut().zip(&shared.head_y) {
             commands.push(part.gemv(run.kernels, &shared.head, x, y)?);
@@ -386,9 +386,12 @@ impl Shared {
         t = run.profile.add(Part::Norm, t);
         self.x.write_rows(pool, d, d, &rows.normed)?;
         t = run.profile.add(Part::Transfer, t);
-        let x = self.x.view(0);
-        let input = self.input(layer.kind)?;
-        let command = layer.input.gemv(run.kernels, &input.gemv, x, &input.y)?;
+        let input = match layer.kind {
+            LayerKind::Linear => &self.linear,
+            LayerKind::Attention => &self.attention,
+        };
+        let Some(input) = input else { return Ok(()) };
+        let command = layer.input.gemv(run.kernels, &input.gemv, (&self.x, 0), &input.y)?;
         run.kernels.run(&[command])?;
         t = run.profile.add(Part::Npu, t);
         let width = layer.mixer.input_width();
@@ -405,7 +408,7 @@ impl Shared {
         t = run.profile.add(Part::Mixer, t);
         self.x.write_rows(pool, rows.mixed.len(), rows.mixed.len(), &rows.mixed)?;
         t = run.profile.add(Part::Transfer, t);
-        let command = layer.o.gemv(run.kernels, &self.o.1, x, &self.o_y)?;
+        let command = layer.o.gemv(run.kernels, &self.o.1, (&self.x, 0), &self.o_y)?;
         run.kernels.run(&[command])?;
         t = run.profile.add(Part::Npu, t);
         run.probe.before(&rows.hidden);
@@ -418,7 +421,7 @@ impl Shared {
         t = run.profile.add(Part::Norm, t);
         self.x.write_rows(pool, d, d, &rows.normed)?;
         t = run.profile.add(Part::Transfer, t);
-        let command = layer.gu.gemv(run.kernels, &self.gu.1, x, &self.gu_y)?;
+        let command = layer.gu.gemv(run.kernels, &self.gu.1, (&self.x, 0), &self.gu_y)?;
         run.kernels.run(&[command])?;
         t = run.profile.add(Part::Npu, t);
         let inner = params.intermediate;
@@ -434,7 +437,7 @@ impl Shared {
         t = run.profile.add(Part::Transfer, t);
         let mut commands = Vec::with_capacity(layer.down.len());
         for (s, (slice, y)) in layer.down.iter_mut().zip(&self.down_y).enumerate() {
-            commands.push(slice.gemv(run.kernels, down, self.x.view(s * down.record.k), y)?);
+            commands.push(slice.gemv(run.kernels, down, (&self.x, s * down.record.k), y)?);
         }
         run.kernels.run(&commands)?;
         t = run.profile.add(Part::Npu, t);

@@ -1,12 +1,15 @@
 //! Buffers of activations: rows of bf16 or f32 that the NPU and the host both see.
 //!
+//! While a command is in flight its buffers refuse the host ([`NpuError::Driver`] with
+//! [`InUse`](amdxdna_ioctl::Error::InUse)): wait for it first, or work on another buffer.
+//!
 //! The host writes back exactly the cache lines that it wrote and drops exactly those that it is about to read. A new
 //! buffer is written back whole, once: the kernel's zeroes are dirty lines that could be evicted over the NPU's results.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use amdxdna_ioctl::{Bo, BoKind, Device};
+use amdxdna_ioctl::{Access, Bo, BoKind, Device, SharedBo, View};
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
 use host_ops::pool::Pool;
@@ -33,19 +36,10 @@ impl Element {
     }
 }
 
-/// Part of a buffer object, as an argument of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View {
-    /// Device address of its first byte.
-    pub(super) address: u64,
-    /// GEM handle of the buffer object.
-    pub(super) handle: u32,
-}
-
 /// Bytes that the NPU only reads: packed weights.
 #[derive(Debug)]
 pub struct Weights {
-    bo: Bo,
+    bo: Arc<SharedBo>,
 }
 
 impl Weights {
@@ -64,20 +58,22 @@ impl Weights {
             Ok::<(), amdxdna_ioctl::Error>(())
         });
         filled?;
-        Ok(Weights { bo: bo.map_err(NpuError::from)? })
+        Ok(Weights { bo: SharedBo::new(bo.map_err(NpuError::from)?) })
     }
 
-    /// All of it.
-    #[must_use]
-    pub fn view(&self) -> View {
-        View { address: self.bo.address(), handle: self.bo.handle() }
+    /// All of it, to be read.
+    ///
+    /// # Errors
+    /// None in practice: the whole is always there.
+    pub fn view(&self) -> Result<View, NpuError> {
+        Ok(self.bo.view(.., Access::Read)?)
     }
 }
 
 /// A row-major buffer of activations.
 #[derive(Debug)]
 pub struct Buffer {
-    bo: Bo,
+    bo: Arc<SharedBo>,
     element: Element,
     len: usize,
 }
@@ -89,7 +85,7 @@ impl Buffer {
     /// What the driver refused.
     pub fn new(device: &Arc<Device>, element: Element, len: usize) -> Result<Buffer, NpuError> {
         let bo = Bo::new(device, BoKind::Share, len.max(1) * element.bytes())?;
-        Ok(Buffer { bo, element, len })
+        Ok(Buffer { bo: SharedBo::new(bo), element, len })
     }
 
     /// Elements.
@@ -104,10 +100,20 @@ impl Buffer {
         self.len == 0
     }
 
-    /// The buffer from element `at` on.
-    #[must_use]
-    pub fn view(&self, at: usize) -> View {
-        View { address: self.bo.address() + (at * self.element.bytes()) as u64, handle: self.bo.handle() }
+    /// The buffer from element `at` on, for a command that reads it.
+    ///
+    /// # Errors
+    /// An element past the end.
+    pub fn input(&self, at: usize) -> Result<View, NpuError> {
+        Ok(self.bo.view(at.saturating_mul(self.element.bytes()).., Access::Read)?)
+    }
+
+    /// The buffer, for a command that writes it.
+    ///
+    /// # Errors
+    /// None in practice: the whole is always there.
+    pub fn output(&self) -> Result<View, NpuError> {
+        Ok(self.bo.view(.., Access::Write)?)
     }
 
     fn bytes(&self, elements: Range<usize>) -> Range<usize> {
@@ -117,7 +123,7 @@ impl Buffer {
     /// Writes `rows` (`[n, width]`) to the first n rows of `stride` elements and writes their lines back.
     ///
     /// # Errors
-    /// A process that has forked.
+    /// A command in flight that uses the buffer; a process that has forked.
     ///
     /// # Panics
     /// If the rows do not fit; shapes are checked when a model is loaded.
@@ -126,15 +132,16 @@ impl Buffer {
         assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
         let used = (n - 1) * stride + width;
         assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        let mut bytes = self.bo.write()?;
         match self.element {
             Element::Bf16 => {
-                let out: &mut [bf16] = self.bo.slice_mut::<u16>().reinterpret_cast_mut();
+                let out: &mut [bf16] = bytes.slice::<u16>().reinterpret_cast_mut();
                 pool.run_chunks(&mut out[..used], stride, &|r, out| {
                     host_ops::bf16::from_f32(&rows[r * width..][..width], &mut out[..width]);
                 });
             }
             Element::F32 => {
-                let out = self.bo.slice_mut::<f32>();
+                let out = bytes.slice::<f32>();
                 pool.run_chunks(&mut out[..used], stride, &|r, out| {
                     out[..width].copy_from_slice(&rows[r * width..][..width]);
                 });
@@ -146,7 +153,7 @@ impl Buffer {
     /// Reads the first rows of `stride` elements: `out` is `[n, width]`.
     ///
     /// # Errors
-    /// A process that has forked.
+    /// A command in flight that uses the buffer; a process that has forked.
     ///
     /// # Panics
     /// If there are no such rows.
@@ -157,7 +164,7 @@ impl Buffer {
     /// Adds the first rows of `stride` elements to `out`, `[n, width]`.
     ///
     /// # Errors
-    /// A process that has forked.
+    /// A command in flight that uses the buffer; a process that has forked.
     ///
     /// # Panics
     /// If there are no such rows.
@@ -180,14 +187,15 @@ impl Buffer {
         assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
         let used = (n - 1) * stride + width;
         assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        let bytes = self.bo.read()?;
         self.flush_rows(stride, width, n)?;
         match self.element {
             Element::Bf16 => {
-                let rows: &[bf16] = self.bo.slice::<u16>().reinterpret_cast();
+                let rows: &[bf16] = bytes.slice::<u16>().reinterpret_cast();
                 pool.run_chunks(out, width, &|r, out| half(&rows[r * stride..][..width], out));
             }
             Element::F32 => {
-                let rows = self.bo.slice::<f32>();
+                let rows = bytes.slice::<f32>();
                 pool.run_chunks(out, width, &|r, out| full(&rows[r * stride..][..width], out));
             }
         }

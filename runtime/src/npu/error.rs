@@ -55,14 +55,20 @@ pub enum NpuError {
          kernel log if it comes back"
     )]
     Array(AsyncError),
-    /// More buffers than a packet can name.
-    #[error("kernel `{kernel}` is given {buffers} buffers, a command takes {limit}")]
-    Buffers {
+    /// A kernel's instruction stream is none.
+    #[error("the instruction stream of kernel `{kernel}`: {source}")]
+    Stream {
         /// Key of the kernel.
         kernel: String,
-        /// Buffers given.
-        buffers: usize,
-        /// Buffers that a packet can name.
-        limit: usize,
+        /// What is wrong with it.
+        source: crate::txn::TxnError,
+    },
+    /// A kernel and the buffers that it is given do not fit.
+    #[error("kernel `{kernel}`: {source}; the bundle's stream belongs to another shape, export or fetch it again")]
+    Bind {
+        /// Key of the kernel.
+        kernel: String,
+        /// What does not fit.
+        source: amdxdna_ioctl::Error,
     },
 }

@@ -1,14 +1,13 @@
 //! Hardware contexts with their instruction streams, and the commands that run them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use amdxdna_ioctl::packet::{IRON_BUFFERS, IronKernel};
-use amdxdna_ioctl::{Bo, BoKind, Command};
+use amdxdna_ioctl::{Bound, Stream, View};
 
-use super::buffer::View;
 use super::error::NpuError;
-use super::queue::Context;
-use super::{Counters, Npu};
+use super::queue::{Context, Manner};
+use super::{Counters, Npu, stream};
 use crate::xclbin::Xclbin;
 
 /// A hardware context of [`Kernels`].
@@ -28,43 +27,36 @@ pub struct CommandId(usize);
 #[must_use = "a ticket is to be waited for"]
 pub struct Ticket {
     context: usize,
-    number: u64,
+    ticket: amdxdna_ioctl::Ticket,
 }
 
 #[derive(Debug)]
 struct Kernel {
     name: String,
     context: usize,
-    stream: Bo,
-    bytes: u32,
+    stream: Arc<Stream>,
 }
 
-/// A command with what is needed to submit it.
+/// A command and its kernel.
 #[derive(Debug)]
-pub(super) struct Bound {
-    pub(super) command: Command,
-    pub(super) packet: IronKernel,
-    pub(super) handles: Vec<u32>,
-    pub(super) kernel: usize,
+struct Command {
+    bound: Arc<Bound>,
+    kernel: usize,
 }
 
 /// The contexts, streams and commands of a bundle.
 ///
 /// One hardware context an xclbin, resident for as long as the device has room for all of them; where it has not, the
 /// least recently used one makes way, which [`Counters::context_switches`] counts. Each context is a queue: commands
-/// run in the order of submission, up to a limit of them in flight.
-///
-/// Buffers that commands are bound to must outlive this value: it is dropped first, and with it everything that the
-/// NPU could still be writing.
+/// run in the order of submission, up to a limit of them in flight. Commands own their streams and buffers, and queues
+/// what is in flight: nothing that the NPU could still be writing goes before it has ended or its context is gone.
 #[derive(Debug)]
 pub struct Kernels {
-    // Contexts go before the streams that their commands run.
     contexts: Vec<Context>,
-    bound: Vec<Bound>,
+    commands: Vec<Command>,
     kernels: Vec<Kernel>,
     npu: Npu,
-    in_flight: usize,
-    deadline: Duration,
+    manner: Manner,
     counters: Counters,
     clock: u64,
     lost: bool,
@@ -77,21 +69,34 @@ impl Kernels {
     pub fn new(npu: Npu, in_flight: usize, deadline: Duration) -> Kernels {
         Kernels {
             contexts: Vec::new(),
-            bound: Vec::new(),
+            commands: Vec::new(),
             kernels: Vec::new(),
             npu,
-            in_flight: in_flight.clamp(1, 4),
-            deadline,
+            manner: Manner { in_flight: in_flight.clamp(1, 4), deadline, spin: Duration::ZERO },
             counters: Counters::default(),
             clock: 0,
             lost: false,
         }
     }
 
+    /// How long a wait looks at a command's state word before it blocks; zero, as at first, for not at all.
+    pub fn set_spin(&mut self, spin: Duration) {
+        self.manner.spin = spin;
+        self.contexts.iter_mut().for_each(|context| context.set_spin(spin));
+    }
+
     /// The device.
     #[must_use]
     pub fn npu(&self) -> &Npu {
         &self.npu
+    }
+
+    /// Whether anything can be run at all. A lost command's buffers stay in use, so ask before writing to them.
+    ///
+    /// # Errors
+    /// [`NpuError::Lost`].
+    pub fn usable(&self) -> Result<(), NpuError> {
+        if self.lost { Err(NpuError::Lost) } else { Ok(()) }
     }
 
     /// What has been asked of it.
@@ -108,7 +113,7 @@ impl Kernels {
     /// What the driver refused.
     pub fn add_context(&mut self, key: &str, xclbin: Xclbin, operations: u32) -> Result<ContextId, NpuError> {
         let mut context = Context::new(key, xclbin, operations);
-        match context.create(&self.npu) {
+        match context.create(&self.npu, &self.manner) {
             Ok(()) => {}
             Err(error) if self.is_full(&error) && self.contexts.iter().any(Context::is_resident) => {}
             Err(error) => return Err(error),
@@ -120,74 +125,68 @@ impl Kernels {
     /// Puts an instruction stream into the device heap. `name` is for messages.
     ///
     /// # Errors
-    /// What the driver refused.
+    /// No stream, or what the driver refused.
     pub fn add_stream(&mut self, context: ContextId, name: &str, stream: &[u8]) -> Result<KernelId, NpuError> {
-        let bo = Bo::with_contents(self.npu.device(), BoKind::Dev, stream)?;
-        let bytes = stream.len() as u32;
-        self.kernels.push(Kernel { name: name.to_owned(), context: context.0, stream: bo, bytes });
+        let stream = stream::load(self.npu.device(), name, stream)?;
+        self.kernels.push(Kernel { name: name.to_owned(), context: context.0, stream });
         Ok(KernelId(self.kernels.len() - 1))
     }
 
-    /// Builds the command that runs a kernel on these buffers, in the kernel's order of arguments.
+    /// Builds the command that runs a kernel on these buffers, in the kernel's order of arguments. It keeps them alive.
     ///
     /// # Errors
-    /// What the driver refused, and more buffers than a packet can name.
+    /// A buffer that the kernel's stream reaches past or writes to without leave, too few or too many of them, or what
+    /// the driver refused.
     pub fn bind(&mut self, kernel: KernelId, args: &[View]) -> Result<CommandId, NpuError> {
-        let stream = &self.kernels[kernel.0];
-        if args.len() > IRON_BUFFERS {
-            let kernel = stream.name.clone();
-            return Err(NpuError::Buffers { kernel, buffers: args.len(), limit: IRON_BUFFERS });
-        }
-        let mut packet = IronKernel {
-            cu: 0,
-            instructions: stream.stream.address(),
-            instruction_bytes: stream.bytes,
-            buffers: [0; IRON_BUFFERS],
-        };
-        let mut handles = vec![stream.stream.handle()];
-        for (slot, view) in packet.buffers.iter_mut().zip(args) {
-            *slot = view.address;
-            if !handles.contains(&view.handle) {
-                handles.push(view.handle);
+        use amdxdna_ioctl::Error;
+        let Kernel { name, stream, .. } = &self.kernels[kernel.0];
+        let bound = Bound::new(stream, args).map_err(|source| match source {
+            Error::Arguments { .. } | Error::Reach { .. } | Error::ReadOnly { .. } => {
+                NpuError::Bind { kernel: name.clone(), source }
             }
-        }
-        let command = Command::with_packet(self.npu.device(), &packet)?;
-        self.bound.push(Bound { command, packet, handles, kernel: kernel.0 });
-        Ok(CommandId(self.bound.len() - 1))
+            source => source.into(),
+        })?;
+        self.commands.push(Command { bound, kernel: kernel.0 });
+        Ok(CommandId(self.commands.len() - 1))
     }
 
-    /// Submits commands in this order and returns with the last one's ticket, before they have finished. They must not
-    /// depend on each other unless they are of one context.
+    /// Submits a command and returns before it has finished. It must not depend on commands of other contexts that are in
+    /// flight. If it is in flight itself, or its context has no room, what stands in its way is waited for.
     ///
     /// # Errors
     /// What the driver refused, and earlier commands of the queue that ended badly while this one had to wait for
     /// room. Nothing is in flight any more then, unless a command was lost.
-    pub fn submit(&mut self, commands: &[CommandId]) -> Result<Vec<Ticket>, NpuError> {
-        let mut tickets: Vec<Ticket> = Vec::new();
-        for &command in commands {
-            let ticket = match self.submit_one(command) {
-                Ok(ticket) => ticket,
-                Err(error) => {
-                    let _ = self.drain();
-                    return Err(error);
-                }
-            };
-            // A queue is in order: its last ticket stands for all of them.
-            tickets.retain(|t| t.context != ticket.context);
-            tickets.push(ticket);
+    pub fn submit(&mut self, command: CommandId) -> Result<Ticket, NpuError> {
+        let result = self.submit_one(command);
+        if result.is_err() {
+            let _ = self.drain();
         }
-        Ok(tickets)
+        result
     }
 
-    /// Submits commands and waits until all have finished.
+    /// Submits commands in this order and waits until all have finished. They must not depend on each other unless they
+    /// are of one context.
     ///
     /// # Errors
     /// As [`Kernels::submit`] and [`Kernels::wait`].
     pub fn run(&mut self, commands: &[CommandId]) -> Result<(), NpuError> {
-        for ticket in self.submit(commands)? {
-            self.wait(ticket)?;
+        for &command in commands {
+            let _ = self.submit(command)?;
+        }
+        // A queue is in order: its last answers for all of it.
+        for &command in commands.iter().rev() {
+            let context = self.context_of(command);
+            if let Some(ticket) = self.contexts[context].ticket_of(&self.commands[command.0].bound) {
+                self.wait(Ticket { context, ticket })?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether [`Kernels::wait`] would return at once. Costs no ioctl unless the command has failed.
+    #[must_use]
+    pub fn poll(&self, ticket: Ticket) -> bool {
+        self.lost || self.contexts[ticket.context].poll(ticket.ticket)
     }
 
     /// Waits until the ticket's command and all before it in its queue have finished.
@@ -196,7 +195,7 @@ impl Kernels {
     /// A command that ended badly or not in time, by name. Nothing is in flight any more then, unless a command was
     /// lost.
     pub fn wait(&mut self, ticket: Ticket) -> Result<(), NpuError> {
-        let result = self.retire(ticket.context, ticket.number);
+        let result = self.retire(ticket.context, ticket.ticket);
         if result.is_err() {
             let _ = self.drain();
         }
@@ -210,8 +209,8 @@ impl Kernels {
     pub fn drain(&mut self) -> Result<(), NpuError> {
         let mut first = Ok(());
         for context in 0..self.contexts.len() {
-            while let Some(last) = self.contexts[context].last_in_flight() {
-                first = first.and(self.retire(context, last));
+            while let Some(newest) = self.contexts[context].newest() {
+                first = first.and(self.retire(context, newest));
                 // What is lost stays in its queue: waiting for it again would never end.
                 if self.lost {
                     return first;
@@ -221,32 +220,33 @@ impl Kernels {
         first
     }
 
+    fn context_of(&self, command: CommandId) -> usize {
+        self.kernels[self.commands[command.0].kernel].context
+    }
+
     fn submit_one(&mut self, command: CommandId) -> Result<Ticket, NpuError> {
         if self.lost {
             return Err(NpuError::Lost);
         }
-        let context = self.kernels[self.bound[command.0].kernel].context;
+        let context = self.context_of(command);
         // The same packet cannot be in the queue twice.
-        if let Some(number) = self.contexts[context].position_of(command.0) {
-            self.retire(context, number)?;
+        if let Some(ticket) = self.contexts[context].ticket_of(&self.commands[command.0].bound) {
+            self.retire(context, ticket)?;
         }
-        while self.contexts[context].depth() >= self.in_flight {
-            let Some(oldest) = self.contexts[context].first_in_flight() else { break };
+        while self.contexts[context].depth() >= self.manner.in_flight {
+            let Some(oldest) = self.contexts[context].oldest() else { break };
             self.retire(context, oldest)?;
         }
         self.make_resident(context)?;
         self.clock += 1;
-        let bound = &mut self.bound[command.0];
-        let number = match self.contexts[context].submit(command.0, bound, self.clock) {
-            Ok(number) => number,
+        let bound = &self.commands[command.0].bound;
+        match self.contexts[context].submit(bound, self.clock, &mut self.counters) {
+            Ok(ticket) => Ok(Ticket { context, ticket }),
             Err(error) => {
                 self.lost |= is_gone(&error);
-                return Err(error);
+                Err(error)
             }
-        };
-        self.counters.commands += 1;
-        self.counters.ioctls += 1;
-        Ok(Ticket { context, number })
+        }
     }
 
     /// Gives the context a place on the device, if need be that of the one that was not used for longest.
@@ -255,7 +255,7 @@ impl Kernels {
             return Ok(());
         }
         loop {
-            let error = match self.contexts[context].create(&self.npu) {
+            let error = match self.contexts[context].create(&self.npu, &self.manner) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
@@ -264,8 +264,8 @@ impl Kernels {
             }
             let oldest = (0..self.contexts.len()).filter(|&c| self.contexts[c].is_resident());
             let Some(oldest) = oldest.min_by_key(|&c| self.contexts[c].last_use()) else { return Err(error) };
-            if let Some(last) = self.contexts[oldest].last_in_flight() {
-                self.retire(oldest, last)?;
+            if let Some(newest) = self.contexts[oldest].newest() {
+                self.retire(oldest, newest)?;
             }
             self.contexts[oldest].destroy();
             self.counters.context_switches += 1;
@@ -289,18 +289,18 @@ impl Kernels {
         }
     }
 
-    /// Waits for command `number` of a context and takes it and those before it out of the queue.
-    fn retire(&mut self, context: usize, number: u64) -> Result<(), NpuError> {
+    /// Waits for a command of a context and takes it and those before it out of the queue.
+    fn retire(&mut self, context: usize, ticket: amdxdna_ioctl::Ticket) -> Result<(), NpuError> {
         if self.lost {
             return Err(NpuError::Lost);
         }
-        let queue = &mut self.contexts[context];
-        let name = |bound: &Bound| self.kernels[bound.kernel].name.clone();
+        let (kernels, commands) = (&self.kernels, &self.commands);
+        let name = |bound: &Arc<Bound>| {
+            let command = commands.iter().find(|command| Arc::ptr_eq(&command.bound, bound));
+            command.map_or_else(String::new, |command| kernels[command.kernel].name.clone())
+        };
         let started = std::time::Instant::now();
-        if queue.first_in_flight().is_some_and(|first| first <= number) {
-            self.counters.ioctls += 1;
-        }
-        let result = queue.retire(number, &mut self.bound, self.deadline, &name);
+        let result = self.contexts[context].retire(ticket, self.manner.deadline, &mut self.counters, &name);
         self.counters.waiting += started.elapsed();
         // A command that ended badly has ended. After any other error nobody knows what the NPU still writes to.
         self.lost |= !matches!(result, Ok(()) | Err(NpuError::Command { .. }));

@@ -2,20 +2,27 @@
 //!
 //! [`Npu`] is an opened device. [`Kernels`] are the hardware contexts of a bundle with their instruction streams, and
 //! the commands that run them; [`Buffer`] and [`Weights`] are what commands work on.
+//!
+//! A command is bound once ([`Kernels::bind`]) and keeps its stream and buffers alive. [`Kernels::submit`] then costs one
+//! ioctl and no allocation, and returns a [`Ticket`]; [`Kernels::poll`] looks at the command's state word, and
+//! [`Kernels::wait`] looks at it for a while before it blocks. Several commands can be in flight, of one context in their
+//! order. Between submit and wait the host is free to work on other buffers: those of the command refuse it.
 
 mod buffer;
 mod error;
 mod kernels;
 mod queue;
+mod stream;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use amdxdna_ioctl::abi::query::AsyncError;
-use amdxdna_ioctl::{Device, Opener};
+use amdxdna_ioctl::{Device, Opener, QueueCounters};
 
-pub use buffer::{Buffer, Element, View, Weights};
+pub use amdxdna_ioctl::View;
+pub use buffer::{Buffer, Element, Weights};
 pub use error::NpuError;
 pub use kernels::{CommandId, ContextId, KernelId, Kernels, Ticket};
 
@@ -24,8 +31,13 @@ pub use kernels::{CommandId, ContextId, KernelId, Kernels, Ticket};
 pub struct Counters {
     /// Commands submitted.
     pub commands: u64,
-    /// Ioctls that commands took: one to submit each, one for each wait. A wait may be for several.
+    /// Ioctls that commands took: one to submit each, and one for each wait that a look at the command's state word did
+    /// not end. A wait may be for several commands.
     pub ioctls: u64,
+    /// Waits that a look at the state word ended.
+    pub spun: u64,
+    /// Looks at state words.
+    pub spins: u64,
     /// Times that a context had to make room for another.
     pub context_switches: u64,
     /// Time spent in waits.
@@ -33,12 +45,22 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Adds what a queue has asked between two looks at it.
+    fn count(&mut self, before: &QueueCounters, after: &QueueCounters) {
+        self.commands += after.submits - before.submits;
+        self.ioctls += after.submits - before.submits + after.waits - before.waits;
+        self.spun += after.spun - before.spun;
+        self.spins += after.spins - before.spins;
+    }
+
     /// What was asked since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> Counters {
         Counters {
             commands: self.commands - earlier.commands,
             ioctls: self.ioctls - earlier.ioctls,
+            spun: self.spun - earlier.spun,
+            spins: self.spins - earlier.spins,
             context_switches: self.context_switches - earlier.context_switches,
             waiting: self.waiting.saturating_sub(earlier.waiting),
         }

@@ -1,28 +1,15 @@
 //! One hardware context as a queue of commands.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use amdxdna_ioctl::abi::QosInfo;
 use amdxdna_ioctl::packet::CommandOutcome;
-use amdxdna_ioctl::{Bo, BoKind, Cu, Deadline, HwCtx, HwCtxOptions};
+use amdxdna_ioctl::{Bo, BoKind, Bound, Cu, Deadline, HwCtx, HwCtxOptions, Queue, Ticket};
 
-use super::Npu;
 use super::error::NpuError;
-use super::kernels::Bound;
+use super::{Counters, Npu};
 use crate::xclbin::Xclbin;
-
-/// A command that the driver has and that has not been seen to finish.
-#[derive(Clone, Copy, Debug)]
-struct InFlight {
-    /// Counts on over the contexts that this one has been.
-    number: u64,
-    /// The driver's sequence number in the context that it is now.
-    seq: u64,
-    /// Index of the command.
-    command: usize,
-}
 
 /// An xclbin, resident on the device or not, and what is in flight in it.
 #[derive(Debug)]
@@ -30,30 +17,30 @@ pub(super) struct Context {
     key: String,
     xclbin: Xclbin,
     operations: u32,
-    hwctx: Option<Arc<HwCtx>>,
-    in_flight: VecDeque<InFlight>,
-    submitted: u64,
+    queue: Option<Queue>,
     last_use: u64,
     /// The driver has given up on the hardware context, or has reset it: it makes way for a new one.
     broken: bool,
 }
 
+/// How the queues of all contexts work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    /// Commands in flight in a context.
+    pub(super) in_flight: usize,
+    /// How long each has to finish.
+    pub(super) deadline: Duration,
+    /// How long a wait looks at the state word before it blocks.
+    pub(super) spin: Duration,
+}
+
 impl Context {
     pub(super) fn new(key: &str, xclbin: Xclbin, operations: u32) -> Context {
-        Context {
-            key: key.to_owned(),
-            xclbin,
-            operations,
-            hwctx: None,
-            in_flight: VecDeque::new(),
-            submitted: 0,
-            last_use: 0,
-            broken: false,
-        }
+        Context { key: key.to_owned(), xclbin, operations, queue: None, last_use: 0, broken: false }
     }
 
     pub(super) fn is_resident(&self) -> bool {
-        self.hwctx.is_some()
+        self.queue.is_some()
     }
 
     pub(super) fn last_use(&self) -> u64 {
@@ -61,103 +48,109 @@ impl Context {
     }
 
     pub(super) fn depth(&self) -> usize {
-        self.in_flight.len()
+        self.queue.as_ref().map_or(0, Queue::len)
     }
 
-    pub(super) fn first_in_flight(&self) -> Option<u64> {
-        self.in_flight.front().map(|c| c.number)
+    pub(super) fn oldest(&self) -> Option<Ticket> {
+        self.queue.as_ref()?.oldest_ticket()
     }
 
-    pub(super) fn last_in_flight(&self) -> Option<u64> {
-        self.in_flight.back().map(|c| c.number)
+    pub(super) fn newest(&self) -> Option<Ticket> {
+        self.queue.as_ref()?.newest_ticket()
     }
 
-    /// The number of a command, if it is in flight.
-    pub(super) fn position_of(&self, command: usize) -> Option<u64> {
-        self.in_flight.iter().find(|c| c.command == command).map(|c| c.number)
+    /// The ticket of a command, if it is in flight.
+    pub(super) fn ticket_of(&self, bound: &Arc<Bound>) -> Option<Ticket> {
+        self.queue.as_ref()?.ticket_of(bound)
+    }
+
+    pub(super) fn poll(&self, ticket: Ticket) -> bool {
+        // What was in flight in an earlier context of this xclbin has ended: only an empty one makes way.
+        self.queue.as_ref().is_none_or(|queue| !queue.issued(ticket) || queue.poll(ticket))
     }
 
     /// Makes the hardware context and gives it its PDI.
-    pub(super) fn create(&mut self, npu: &Npu) -> Result<(), NpuError> {
+    pub(super) fn create(&mut self, npu: &Npu, manner: &Manner) -> Result<(), NpuError> {
         let qos = QosInfo { gops: self.operations, ..QosInfo::default() };
         let options = HwCtxOptions { columns: Some(self.xclbin.column_width), qos, ..HwCtxOptions::default() };
         let hwctx = HwCtx::create(npu.device(), &options)
             .map_err(|source| NpuError::Context { context: self.key.clone(), source })?;
         let pdi = Bo::with_contents(npu.device(), BoKind::Dev, &self.xclbin.pdi)?;
         hwctx.config_cu(vec![Cu { pdi, func: self.xclbin.cu_func }])?;
-        self.hwctx = Some(hwctx);
+        let mut queue = Queue::new(hwctx, manner.in_flight);
+        queue.set_spin(manner.spin);
+        self.queue = Some(queue);
         Ok(())
+    }
+
+    pub(super) fn set_spin(&mut self, spin: Duration) {
+        if let Some(queue) = &mut self.queue {
+            queue.set_spin(spin);
+        }
     }
 
     /// Gives the place on the device away. Nothing may be in flight.
     pub(super) fn destroy(&mut self) {
-        self.hwctx = None;
+        self.queue = None;
         self.broken = false;
     }
 
     /// Gives up a hardware context that is broken, once nothing is in flight in it. The next command makes a new one.
     fn renew(&mut self) {
-        if self.broken && self.in_flight.is_empty() {
+        if self.broken && self.depth() == 0 {
             self.destroy();
         }
     }
 
-    pub(super) fn submit(&mut self, index: usize, bound: &mut Bound, now: u64) -> Result<u64, NpuError> {
-        let Some(hwctx) = &self.hwctx else { return Err(NpuError::Lost) };
-        let seq = match hwctx.submit(&mut bound.command, &bound.handles) {
-            Ok(seq) => seq,
+    pub(super) fn submit(&mut self, bound: &Arc<Bound>, now: u64, counters: &mut Counters) -> Result<Ticket, NpuError> {
+        let Some(queue) = &mut self.queue else { return Err(NpuError::Lost) };
+        let before = queue.counters();
+        let submitted = queue.submit(bound);
+        match submitted {
+            Ok(ticket) => {
+                counters.count(&before, &queue.counters());
+                self.last_use = now;
+                Ok(ticket)
+            }
+            // The host is at a buffer: the driver was not asked.
+            Err(error @ amdxdna_ioctl::Error::InUse { .. }) => Err(error.into()),
             Err(error) => {
                 self.broken = true;
                 self.renew();
-                return Err(error.into());
+                Err(error.into())
             }
-        };
-        let number = self.submitted;
-        self.submitted += 1;
-        self.last_use = now;
-        self.in_flight.push_back(InFlight { number, seq, command: index });
-        Ok(number)
+        }
     }
 
-    /// Waits for command `number`, once: the queue is in order, so all before it have finished too.
+    /// Waits for a command and takes it and all before it out of the queue.
     pub(super) fn retire(
         &mut self,
-        number: u64,
-        commands: &mut [Bound],
+        ticket: Ticket,
         patience: Duration,
-        name: &dyn Fn(&Bound) -> String,
+        counters: &mut Counters,
+        name: &dyn Fn(&Arc<Bound>) -> String,
     ) -> Result<(), NpuError> {
-        let Some(hwctx) = &self.hwctx else { return Ok(()) };
-        let Some(last) = self.in_flight.iter().rev().find(|c| c.number <= number).copied() else { return Ok(()) };
-        match hwctx.wait(last.seq, Deadline::after(patience)) {
-            Ok(()) => {}
+        let Some(queue) = self.queue.as_mut().filter(|queue| queue.issued(ticket)) else { return Ok(()) };
+        let before = queue.counters();
+        let waited = queue.wait(ticket, Deadline::after(patience));
+        counters.count(&before, &queue.counters());
+        let failure = match waited {
+            Ok(failure) => failure,
             Err(amdxdna_ioctl::Error::Timeout { .. }) => {
                 // The first of the queue is the one that holds it up.
-                let first = self.in_flight.front().map_or(last.command, |c| c.command);
-                let kernel = name(&commands[first]);
+                let kernel = queue.oldest().map_or_else(String::new, name);
                 return Err(NpuError::Timeout { kernel, context: self.key.clone(), after: patience });
             }
             Err(error) => return Err(error.into()),
-        }
-        let mut first_failure = Ok(());
-        while self.in_flight.front().is_some_and(|c| c.number <= number) {
-            let Some(done) = self.in_flight.pop_front() else { break };
-            let bound = &mut commands[done.command];
-            // Known to be done, so this asks nobody.
-            let outcome = bound.command.wait(Deadline::POLL)?;
-            if outcome.is_completed() {
-                continue;
-            }
-            // What the context was reset by may have left it without its kernel, or not there at all.
-            self.broken |= !matches!(outcome, CommandOutcome::Failed { .. });
-            // The driver has filled the packet with 0xFF: those bytes must never be submitted as addresses.
-            bound.command.write(&bound.packet)?;
-            if first_failure.is_ok() {
-                let (kernel, context) = (name(bound), self.key.clone());
-                first_failure = Err(NpuError::Command { kernel, context, outcome });
-            }
-        }
+        };
+        let Some(failure) = failure else {
+            self.renew();
+            return Ok(());
+        };
+        // What the context was reset by may have left it without its kernel, or not there at all.
+        self.broken |= !matches!(failure.outcome, CommandOutcome::Failed { .. });
         self.renew();
-        first_failure
+        let (kernel, context) = (name(&failure.bound), self.key.clone());
+        Err(NpuError::Command { kernel, context, outcome: failure.outcome })
     }
 }
