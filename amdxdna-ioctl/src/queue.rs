@@ -99,7 +99,8 @@ impl Queue {
         }
     }
 
-    /// How long a wait looks at the state word before it asks the driver; 50 us at first. Zero for never.
+    /// How long a wait looks at the state word before it asks the driver; 50 us at first. Zero: it does not
+    /// look at all, and every wait is an ioctl.
     pub fn set_spin(&mut self, spin: Duration) {
         self.spin = spin;
     }
@@ -239,6 +240,9 @@ impl Queue {
 
     /// Looks at the state word of a command for a bounded time; true when it has completed.
     fn spin(&mut self, at: usize, deadline: Deadline) -> bool {
+        if self.spin.is_zero() {
+            return false;
+        }
         let bound = self.in_flight[at].flight.bound();
         let mut started = None;
         loop {
@@ -247,7 +251,6 @@ impl Queue {
                 match bound.state() {
                     Some(State::Completed) => return true,
                     Some(state) if state.is_final() => return false,
-                    _ if self.spin.is_zero() => return false,
                     _ => std::hint::spin_loop(),
                 }
             }

@@ -65,6 +65,8 @@ fn a_packet_names_the_views_it_is_bound_to() {
 fn a_bound_command_keeps_its_buffers_after_their_owner_dropped_them() {
     let fake = Fake::new();
     let (device, mut queue) = open(&fake);
+    // It ends by its state word: the fake's fence stays silent.
+    queue.set_spin(Duration::from_micros(50));
     let (bound, x, y) = bound(&device);
     let handles = [x.handle(), y.handle()];
     fake.log();
@@ -123,6 +125,22 @@ fn submitting_again_is_one_ioctl_and_a_completed_wait_is_none() {
     assert_eq!((counters.submits, counters.waits, counters.spun), (3, 0, 3));
 }
 
+/// The fault: with nothing to spin for it still looked once, and whether a wait was asked hung on who was faster.
+#[test]
+fn a_queue_that_does_not_spin_asks_the_driver_every_time() {
+    let fake = Fake::new();
+    let (device, mut queue) = open(&fake);
+    let (bound, ..) = bound(&device);
+    queue.set_spin(Duration::ZERO);
+    for _ in 0..3 {
+        let ticket = queue.submit(&bound).unwrap();
+        assert!(queue.poll(ticket), "it has completed");
+        assert!(queue.wait(ticket, Deadline::NEVER).unwrap().is_none());
+    }
+    let counters = queue.counters();
+    assert_eq!((counters.waits, counters.spun, counters.spins), (3, 0, 0));
+}
+
 #[test]
 fn a_state_that_does_not_change_is_looked_at_for_a_while_and_then_the_fence_is_asked() {
     let fake = Fake::new();
@@ -144,6 +162,8 @@ fn a_state_that_does_not_change_is_looked_at_for_a_while_and_then_the_fence_is_a
 fn the_host_and_a_command_do_not_share_a_buffer() {
     let fake = Fake::new();
     let (device, mut queue) = open(&fake);
+    // It ends by its state word: the fake's fence stays silent.
+    queue.set_spin(Duration::from_micros(50));
     let (bound, x, y) = bound(&device);
     for holds in [&x, &y] {
         let held = holds.write().unwrap();
