@@ -193,8 +193,10 @@ pub(super) fn probe(place: Place, bundle: &Path) -> Result<Lines, String> {
     let buffer = |bytes: usize| Buffer::new(npu.device(), Element::Bf16, bytes.div_ceil(2));
     let buffers = kernel.buffers.map(buffer);
     let [x, w, y] = buffers;
-    let views = [x.map_err(words)?, w.map_err(words)?, y.map_err(words)?];
-    let command = kernels.bind(stream, &views.each_ref().map(|buffer| buffer.view(0))).map_err(words)?;
+    let (x, w, y) = (x.map_err(words)?, w.map_err(words)?, y.map_err(words)?);
+    let views = [x.input(0), w.input(0), y.output()];
+    let [x, w, y] = views.map(|view| view.map_err(words));
+    let command = kernels.bind(stream, &[x?, w?, y?]).map_err(words)?;
     let mut lines = Lines::default();
     for _ in 0..500 {
         let start = Instant::now();
