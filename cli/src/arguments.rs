@@ -2,6 +2,7 @@
 
 use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
+use runtime::model::KvFormat;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,8 @@ pub(crate) struct RunOptions {
     pub(crate) max_ctx: usize,
     /// 0 takes what the machine has.
     pub(crate) threads: usize,
+    /// None leaves it to the bundle.
+    pub(crate) kv: Option<KvFormat>,
     pub(crate) timing: bool,
 }
 
@@ -150,6 +153,7 @@ struct Given {
     timing: bool,
     device: DeviceChoice,
     threads: usize,
+    kv: Option<KvFormat>,
     refs: Option<PathBuf>,
     vision: Option<bool>,
     f32: Option<bool>,
@@ -273,6 +277,10 @@ impl Given {
                 }
             }
             Flag::Threads => self.threads = bounded(spec, value, MAX_THREADS, "a whole number from 1 to 1024")?,
+            Flag::Kv => {
+                self.kv =
+                    Some(if either(spec, value, "f32", "16", "16 or f32")? { KvFormat::F32 } else { KvFormat::Half });
+            }
             Flag::Refs => self.refs = Some(value.into()),
             Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
             Flag::Format => self.f32 = Some(either(spec, value, "f32", "bfp16", "bfp16 or f32")?),
@@ -299,6 +307,7 @@ impl Given {
             device: self.device.clone(),
             max_ctx: self.max_ctx.unwrap_or(DEFAULT_MAX_CTX),
             threads: self.threads,
+            kv: self.kv,
             timing: self.timing,
         }
     }
@@ -388,12 +397,13 @@ mod tests {
     fn a_full_line_is_understood() {
         let request = words(
             "b --prompt hello --system be --image a.png --image b.jpg --thinking --max-new 7 --max-ctx=99 --timing \
-             --device /dev/accel/accel3 --threads 2",
+             --device /dev/accel/accel3 --threads 2 --kv f32",
         );
         let run = RunOptions {
             device: DeviceChoice::Node("/dev/accel/accel3".into()),
             max_ctx: 99,
             threads: 2,
+            kv: Some(KvFormat::F32),
             timing: true,
         };
         let talk = TalkOptions {
@@ -427,7 +437,7 @@ mod tests {
     #[test]
     fn defaults_are_finite() {
         let Ok(Request::Demo { talk }) = words("demo --prompt-file -") else { panic!() };
-        assert_eq!((talk.max_new, talk.run.max_ctx), (1024, 8192));
+        assert_eq!((talk.max_new, talk.run.max_ctx, talk.run.kv), (1024, 8192, None));
         assert_eq!(talk.run.device, DeviceChoice::Auto);
         assert_eq!(talk.prompt, PromptSource::File("-".into()));
     }

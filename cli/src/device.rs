@@ -82,8 +82,14 @@ fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Resu
 }
 
 fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Duration) -> Result<Chat, CliError> {
-    let options =
-        LoadOptions { max_ctx: run.max_ctx, threads: run.threads, vision, deadline, ..LoadOptions::default() };
+    let options = LoadOptions {
+        max_ctx: run.max_ctx,
+        threads: run.threads,
+        kv: run.kv,
+        vision,
+        deadline,
+        ..LoadOptions::default()
+    };
     let path = bundle.dir().to_owned();
     let mut line = ProgressLine::new();
     Chat::load(bundle, npu, options, &mut |progress| match progress {

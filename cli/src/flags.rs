@@ -90,6 +90,7 @@ pub(crate) enum Flag {
     Timing,
     Device,
     Threads,
+    Kv,
     Refs,
     Vision,
     Format,
@@ -181,7 +182,14 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "auto: an NPU that works, else the software NPU; npu: an NPU or an error; model: the software NPU; virtual: a \
          software NPU behind the driver, in a virtual machine; or a device node such as /dev/accel/accel0 [auto]",
     ),
-    valued(Flag::Threads, "threads", "N", COMPUTES, "threads for the host's part [all]"),
+    valued(Flag::Threads, "threads", "N", COMPUTES, "threads for the host's part [one a core]"),
+    valued(
+        Flag::Kv,
+        "kv",
+        "KIND",
+        RUNS,
+        "what attention keeps of a token: 16 (bits a number) or f32, twice as much [16; f32 with an f32 bundle]",
+    ),
     valued(Flag::Refs, "refs", "DIR", EXPORTS, "take reference runs along, for `check`"),
     valued(Flag::Vision, "vision", "KIND", EXPORTS, "w8: 8-bit vision weights; none: text only [w8]"),
     valued(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::error::ModelError;
-use super::options::Progress;
+use super::options::{KvFormat, Progress};
 use crate::bundle::{Bundle, GemmRecord, GemvRecord};
 use crate::npu::{Buffer, CommandId, KernelId, Kernels, Weights};
 
@@ -171,6 +171,8 @@ impl Linear {
 pub(super) struct Uploader<'a> {
     pub(super) bundle: &'a Bundle,
     pub(super) kernels: &'a Kernels,
+    /// What attention layers keep keys and values as.
+    pub(super) kv: KvFormat,
     pub(super) done: u64,
     pub(super) total: u64,
     pub(super) progress: &'a mut dyn FnMut(Progress),

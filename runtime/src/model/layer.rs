@@ -91,7 +91,7 @@ impl Layer {
                     shape,
                     q_norm: up.f32s(&name("h.q_norm"))?,
                     k_norm: up.f32s(&name("h.k_norm"))?,
-                    cache: attention::KvCache::new(shape),
+                    cache: attention::KvCache::with_format(shape, up.kv),
                 }
             }
         };

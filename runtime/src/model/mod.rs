@@ -18,7 +18,7 @@ use host_ops::pool::Pool;
 
 pub use error::ModelError;
 pub use layer::LayerState;
-pub use options::{LoadOptions, Part, Profile, Progress};
+pub use options::{KvFormat, LoadOptions, Part, Profile, Progress};
 pub use positions::{Positions, positions};
 pub use probe::{Tap, Watch};
 
@@ -26,7 +26,7 @@ use self::kernels::{Table, Uploader};
 use self::probe::Probe;
 use self::text::{Run, Text};
 use self::vision::Vision;
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, WeightFormat};
 use crate::image::Rgb;
 use crate::npu::{Counters, Kernels, Npu};
 
@@ -73,8 +73,12 @@ impl Model {
         kernels.set_spin(options.spin);
         let wanted = bundle.manifest.vision.clone().filter(|_| options.vision);
         let table = Table::load(&bundle, wanted.is_some(), &mut kernels, progress)?;
+        let kv = options.kv.unwrap_or(match bundle.manifest.text.format {
+            WeightFormat::F32 => KvFormat::F32,
+            _ => KvFormat::Half,
+        });
         let total = weight_bytes(&bundle, wanted.is_some());
-        let mut up = Uploader { bundle: &bundle, kernels: &kernels, done: 0, total, progress };
+        let mut up = Uploader { bundle: &bundle, kernels: &kernels, kv, done: 0, total, progress };
         let text = Text::load(&table, &mut up)?;
         let vision = wanted.map(|params| Vision::load(&params, &table, &mut up)).transpose()?;
         let max_piece = text.max_rows();

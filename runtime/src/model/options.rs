@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+pub use host_ops::attention::KvFormat;
+
 /// How a bundle is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -17,6 +19,9 @@ pub struct LoadOptions {
     pub spin: Duration,
     /// Whether the vision tower is loaded where the bundle has one.
     pub vision: bool,
+    /// What keys and values are kept as. None: 16 bits where activations are bf16 anyway (their values lose nothing
+    /// then), f32 in bundles of the f32 format.
+    pub kv: Option<KvFormat>,
 }
 
 impl Default for LoadOptions {
@@ -28,6 +33,7 @@ impl Default for LoadOptions {
             deadline: Duration::from_secs(10),
             spin: Duration::from_micros(50),
             vision: true,
+            kv: None,
         }
     }
 }
