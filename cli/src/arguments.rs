@@ -78,6 +78,12 @@ pub(crate) enum Request {
         kernels_from: Option<PathBuf>,
         threads: usize,
     },
+    Eval {
+        bundle: PathBuf,
+        file: PathBuf,
+        json: bool,
+        run: RunOptions,
+    },
     Verify {
         bundle: PathBuf,
         json: bool,
@@ -119,6 +125,8 @@ pub(crate) enum UsageError {
     TooMany(OsString),
     #[error("nothing to ask: give --prompt, --prompt-file or --interactive")]
     NoPrompt,
+    #[error("no text to foretell: give --file")]
+    NoText,
     #[error("--{0} and --{1} exclude each other")]
     Exclusive(&'static str, &'static str),
     #[error("`{word}` is neither a command ({commands}) nor a bundle's directory")]
@@ -155,6 +163,7 @@ struct Given {
     threads: usize,
     kv: Option<KvFormat>,
     refs: Option<PathBuf>,
+    file: Option<PathBuf>,
     vision: Option<bool>,
     f32: Option<bool>,
     kernels_from: Option<PathBuf>,
@@ -242,6 +251,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
             kernels_from: given.kernels_from,
             threads: given.threads,
         },
+        Command::Eval => {
+            let run = given.run();
+            let file = given.file.ok_or(UsageError::NoText)?;
+            Request::Eval { bundle: next(), file, json: given.json, run }
+        }
         Command::Verify => Request::Verify { bundle: next(), json: given.json },
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
@@ -281,6 +295,7 @@ impl Given {
                 self.kv =
                     Some(if either(spec, value, "f32", "16", "16 or f32")? { KvFormat::F32 } else { KvFormat::Half });
             }
+            Flag::File => self.file = Some(value.into()),
             Flag::Refs => self.refs = Some(value.into()),
             Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
             Flag::Format => self.f32 = Some(either(spec, value, "f32", "bfp16", "bfp16 or f32")?),

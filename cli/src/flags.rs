@@ -6,6 +6,7 @@ pub(crate) enum Command {
     Chat,
     Check,
     Export,
+    Eval,
     Verify,
     Demo,
     Devices,
@@ -41,6 +42,12 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         word: "export",
         positional: &["checkpoint", "bundle"],
         help: "makes a bundle of a Hugging Face checkpoint",
+    },
+    CommandSpec {
+        command: Command::Eval,
+        word: "eval",
+        positional: &["bundle"],
+        help: "says how well the model foretells a text: its perplexity",
     },
     CommandSpec {
         command: Command::Verify,
@@ -91,6 +98,7 @@ pub(crate) enum Flag {
     Device,
     Threads,
     Kv,
+    File,
     Refs,
     Vision,
     Format,
@@ -120,16 +128,18 @@ pub(crate) struct FlagSpec {
 
 const TALKS: &[Command] = &[Command::Chat, Command::Demo];
 const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
-const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export];
+const FILLS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval];
+const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export, Command::Eval];
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
-const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::DriverCheck];
-const REPORTS: &[Command] = &[Command::Check, Command::Verify, Command::Inspect, Command::DriverCheck];
+const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::DriverCheck];
+const REPORTS: &[Command] = &[Command::Check, Command::Eval, Command::Verify, Command::Inspect, Command::DriverCheck];
 const DRIVER: &[Command] = &[Command::DriverCheck];
 const ALL: &[Command] = &[
     Command::Chat,
     Command::Check,
     Command::Export,
+    Command::Eval,
     Command::Verify,
     Command::Demo,
     Command::Devices,
@@ -165,7 +175,7 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
     },
     switch(Flag::Thinking, "thinking", TALKS, "let the model think before it answers"),
     valued(Flag::MaxNew, "max-new", "N", TALKS, "end the answer after N tokens at the latest [1024]"),
-    valued(Flag::MaxCtx, "max-ctx", "N", RUNS, "room for N tokens of prompt and answer together [8192]"),
+    valued(Flag::MaxCtx, "max-ctx", "N", FILLS, "room for N tokens of prompt and answer together [8192]"),
     switch(
         Flag::Interactive,
         "interactive",
@@ -187,9 +197,10 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         Flag::Kv,
         "kv",
         "KIND",
-        RUNS,
+        FILLS,
         "what attention keeps of a token: 16 (bits a number) or f32, twice as much [16; f32 with an f32 bundle]",
     ),
+    valued(Flag::File, "file", "FILE", &[Command::Eval], "the UTF-8 text to foretell"),
     valued(Flag::Refs, "refs", "DIR", EXPORTS, "take reference runs along, for `check`"),
     valued(Flag::Vision, "vision", "KIND", EXPORTS, "w8: 8-bit vision weights; none: text only [w8]"),
     valued(

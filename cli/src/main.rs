@@ -7,6 +7,7 @@ mod demo;
 mod device;
 mod driver_check;
 mod error;
+mod eval;
 mod export;
 mod flags;
 mod help;
@@ -61,6 +62,7 @@ fn run() -> Result<(), CliError> {
             };
             export::run(&options)
         }
+        Request::Eval { bundle, file, json, run } => eval::run(&bundle, &file, json, &run),
         Request::Verify { bundle, json } => verify::run(&bundle, json),
         Request::Devices => npu::list(),
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),

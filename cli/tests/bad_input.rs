@@ -70,7 +70,10 @@ fn wrong_use() {
         (vec!["check"], vec!["<bundle> is missing"]),
         (vec!["check", tiny, "--image", "x"], vec!["--image", "check"]),
         (vec!["export", "a"], vec!["<bundle> is missing"]),
-        (vec!["dmeo", "--prompt", "x"], vec!["`dmeo` is neither a command (check, export, verify, demo", "directory"]),
+        (
+            vec!["dmeo", "--prompt", "x"],
+            vec!["`dmeo` is neither a command (check, export, eval, verify, demo", "directory"],
+        ),
         (vec!["export", "a", "b", "--vision", "w16"], vec!["--vision w16"]),
     ] {
         refused(&format!("{arguments:?}"), &run(&arguments), 2, &words);

@@ -19,7 +19,7 @@ use runtime::export::{ExportOptions, export};
 use runtime::image::Rgb;
 use runtime::model::Input;
 use runtime::npu::Npu;
-use runtime::{Chat, LoadOptions, Turn};
+use runtime::{Chat, LoadOptions, Turn, eval};
 
 /// A folder that goes with the test.
 struct Scratch(PathBuf);
@@ -170,6 +170,37 @@ fn odd_shapes_in_bfp16() {
     for (size, shards) in [TINY].iter().chain(&ODD).zip([1, 2, 1, 3]) {
         agree(size, Form { old: false, shards }, WeightFormat::Bfp16, 4);
     }
+}
+
+/// In windows of twelve: what the plain forward says of each, and no token of another window.
+#[test]
+fn a_perplexity_is_that_of_the_plain_forward() {
+    let scratch = Scratch::new("perplexity");
+    let (mut chat, _device) = load(&exported(&TINY, Form::USUAL, WeightFormat::F32, &scratch));
+    let ids = chat.tokenizer().encode("the hut in the tin, and 7 or 9.").unwrap();
+    assert!(ids.len() > 13, "{ids:?}");
+    let mut seen = 0;
+    let found = eval::run(chat.model_mut(), &ids, 12, &mut |done| {
+        seen = done;
+        ControlFlow::Continue(())
+    });
+    let found = found.unwrap().unwrap();
+    assert!(seen < ids.len());
+    let forward = Forward::new(chat.model().bundle());
+    let (mut loss, mut count) = (0.0, 0);
+    for window in ids.chunks(12) {
+        let positions: Vec<[u32; 3]> = (0..window.len() as u32).map(|at| [at; 3]).collect();
+        let logits = forward.logits(window, &positions, &[], 0).unwrap();
+        for (logits, next) in logits.iter().zip(&window[1..]) {
+            let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            loss += sum.ln() - f64::from(logits[*next as usize]);
+            count += 1;
+        }
+    }
+    assert_eq!((found.tokens, found.predicted), (ids.len(), count));
+    assert!((found.loss - loss).abs() < 1e-4 * loss, "{found:?}, expected {loss}");
+    let broken_off = eval::run(chat.model_mut(), &ids, 12, &mut |_| ControlFlow::Break(()));
+    assert_eq!(broken_off.unwrap(), None);
 }
 
 /// The widths of a published size; four layers, and a vocabulary that does not outweigh them.
