@@ -67,6 +67,10 @@ pub(super) fn run(bench: &mut Bench) {
     }
     let outcome = unbound(bench);
     bench.record("the device taken away under a client", outcome);
+    let outcome = slept(bench);
+    bench.record("asleep and awake again", outcome);
+    let outcome = reset(bench);
+    bench.record("reset as a PCI function", outcome);
 }
 
 fn ask() -> Step {
@@ -83,7 +87,8 @@ fn shown(bench: &Bench, case: &Case) -> Result<String, String> {
     if case.reload {
         steps.extend([Step::Unload, Step::Load]);
     }
-    steps.push(ask());
+    // A client that left something behind would keep the module.
+    steps.extend([ask(), Step::Unload]);
     let asked = steps.len();
     let mut boot = bench.boot(steps);
     (case.faults)(&mut boot.faults);
@@ -135,4 +140,32 @@ fn unbound(bench: &Bench) -> Result<String, String> {
         }
         (_, said) => Err(format!("{finish}: {said:?}")),
     }
+}
+
+fn slept(bench: &Bench) -> Result<String, String> {
+    let ended = scenario(bench.boot(vec![ask(), Step::Sleep(IDLE_MS), ask()]))?;
+    let seconds = ended.seconds;
+    let [first, _, second] = complete(ended)?;
+    match first.is_fine() && second.is_fine() && first.stdout == second.stdout {
+        true => Ok(format!("the same answer ({seconds:.1} s)")),
+        false => Err(format!("{first}: {}; {second}: {}", first.stderr.trim(), second.stderr.trim())),
+    }
+}
+
+/// The driver knows nothing of a reset that it did not ask for: the next run may fail, but does not hang.
+fn reset(bench: &Bench) -> Result<String, String> {
+    let steps = vec![ask(), Step::Reset, ask(), Step::Unload, Step::Load, ask()];
+    let ended = scenario(bench.boot(steps))?;
+    let seconds = ended.seconds;
+    let [first, reset, after, unload, load, last] = complete(ended)?;
+    for step in [&first, &reset, &unload, &load, &last] {
+        if !step.is_fine() {
+            return Err(format!("{step}: {}", step.stderr.trim()));
+        }
+    }
+    let said = match after.exit {
+        Some(0) => "the run after it works".to_owned(),
+        _ => format!("the run after it: {:?}", after.stderr.trim()),
+    };
+    Ok(format!("{said}; with the module loaded anew the next one works ({seconds:.1} s)"))
 }
