@@ -20,14 +20,14 @@ impl Gemm {
         self.kernels.len() * self.record.m
     }
 
-    /// Elements of the views of the longest stream.
-    pub(super) fn a_elems(&self) -> usize {
-        self.record.chunks.last().map_or(0, |c| c.a_elems)
+    /// Elements that the streams of up to `chunks` chunks read of A.
+    pub(super) fn a_elems(&self, chunks: usize) -> usize {
+        self.record.chunks.iter().take(chunks).map(|c| c.a_elems).max().unwrap_or(0)
     }
 
-    /// Elements of the C view of the longest stream.
-    pub(super) fn c_elems(&self) -> usize {
-        self.record.chunks.last().map_or(0, |c| c.c_elems)
+    /// Elements that the streams of up to `chunks` chunks write of C.
+    pub(super) fn c_elems(&self, chunks: usize) -> usize {
+        self.record.chunks.iter().take(chunks).map(|c| c.c_elems).max().unwrap_or(0)
     }
 }
 
@@ -113,7 +113,7 @@ fn giga(operations: usize) -> u32 {
 #[derive(Debug)]
 pub(super) struct Linear {
     weights: Weights,
-    /// By number of chunks less one, made at first use.
+    /// By lane and number of chunks less one, made at first use.
     gemm: Vec<Option<CommandId>>,
     gemv: Option<CommandId>,
 }
@@ -123,12 +123,18 @@ impl Linear {
         Linear { weights, gemm: Vec::new(), gemv: None }
     }
 
-    /// The command that runs `rows` rows: A from element `a.1` of a buffer on, C to the start of another.
+    /// The packed weights.
+    pub(super) fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// The command that runs `rows` rows in a lane: A from element `a.1` of a buffer on, C to the start of another. The
+    /// buffers have to be the same at every call for the same lane.
     pub(super) fn gemm(
         &mut self,
         kernels: &mut Kernels,
         gemm: &Gemm,
-        rows: usize,
+        (lane, rows): (usize, usize),
         a: (&Buffer, usize),
         c: &Buffer,
     ) -> Result<CommandId, ModelError> {
@@ -139,14 +145,15 @@ impl Linear {
         if a.1 + stream.a_elems > a.0.len() || stream.c_elems > c.len() {
             return Err(ModelError::Shape(format!("gemm `{}` reaches past its buffers", gemm.record.key)));
         }
-        if self.gemm.len() < gemm.kernels.len() {
-            self.gemm.resize(gemm.kernels.len(), None);
+        let place = lane * gemm.kernels.len() + chunks - 1;
+        if self.gemm.len() <= place {
+            self.gemm.resize((lane + 1) * gemm.kernels.len(), None);
         }
-        if let Some(command) = self.gemm[chunks - 1] {
+        if let Some(command) = self.gemm[place] {
             return Ok(command);
         }
         let command = kernels.bind(kernel, &[a.0.input(a.1)?, self.weights.view()?, c.output()?])?;
-        self.gemm[chunks - 1] = Some(command);
+        self.gemm[place] = Some(command);
         Ok(command)
     }
 

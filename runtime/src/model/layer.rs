@@ -5,6 +5,7 @@ use host_ops::{attention, delta, rope};
 
 use super::error::ModelError;
 use super::kernels::{Linear, Uploader};
+use super::profile::{Projection, Stage};
 use crate::bundle::{LayerKind, TextParams};
 
 /// What mixes the tokens of a layer, with what it remembers.
@@ -114,6 +115,22 @@ impl Mixer {
         match self {
             Mixer::Linear { shape, .. } => shape.input_width(),
             Mixer::Attention { shape, .. } => shape.input_width(),
+        }
+    }
+
+    /// Its input projection.
+    pub(super) fn projection(&self) -> Projection {
+        match self {
+            Mixer::Linear { .. } => Projection::Linear,
+            Mixer::Attention { .. } => Projection::Attention,
+        }
+    }
+
+    /// What its time is booked as.
+    pub(super) fn stage(&self) -> Stage {
+        match self {
+            Mixer::Linear { .. } => Stage::DeltaNet,
+            Mixer::Attention { .. } => Stage::Attention,
         }
     }
 

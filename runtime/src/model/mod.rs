@@ -3,14 +3,20 @@
 //! A [`Model`] holds one sequence. Its state only grows: [`Model::prefill`] and [`Model::decode`] append tokens, and
 //! [`Model::reset`] starts over. Nothing here knows text.
 
+mod decode;
 mod embedding;
 mod error;
 mod kernels;
 mod layer;
 mod options;
 mod positions;
+mod prefill;
 mod probe;
+mod profile;
+mod run;
+mod shared;
 mod text;
+mod trace;
 mod vision;
 
 use host_ops::image::Patches;
@@ -18,13 +24,17 @@ use host_ops::pool::Pool;
 
 pub use error::ModelError;
 pub use layer::LayerState;
-pub use options::{KvFormat, LoadOptions, Part, Profile, Progress};
+pub use options::{KvFormat, LoadOptions, Progress};
 pub use positions::{Positions, positions};
 pub use probe::{Tap, Watch};
+pub use profile::{Asked, Part, Profile, Projection, Stage};
+pub use trace::Trace;
 
 use self::kernels::{Table, Uploader};
+use self::prefill::Row;
 use self::probe::Probe;
-use self::text::{Run, Text};
+use self::run::{Recorder, Run};
+use self::text::Text;
 use self::vision::Vision;
 use crate::bundle::{Bundle, WeightFormat};
 use crate::image::Rgb;
@@ -51,7 +61,7 @@ pub struct Model {
     bundle: Bundle,
     pool: Pool,
     probe: Probe,
-    profile: Profile,
+    recorder: Recorder,
     max_ctx: usize,
     max_piece: usize,
     len: usize,
@@ -79,9 +89,8 @@ impl Model {
         });
         let total = weight_bytes(&bundle, wanted.is_some());
         let mut up = Uploader { bundle: &bundle, kernels: &kernels, kv, done: 0, total, progress };
-        let text = Text::load(&table, &mut up)?;
+        let text = Text::load(&table, &mut up, options.commands_in_flight.clamp(1, 4))?;
         let vision = wanted.map(|params| Vision::load(&params, &table, &mut up)).transpose()?;
-        let max_piece = text.max_rows();
         Ok(Model {
             kernels,
             text,
@@ -89,9 +98,9 @@ impl Model {
             bundle,
             pool: Pool::new(options.threads),
             probe: Probe::default(),
-            profile: Profile::default(),
+            recorder: Recorder::new(options.spin),
             max_ctx: options.max_ctx,
-            max_piece,
+            max_piece: usize::MAX,
             len: 0,
             next_position: 0,
         })
@@ -154,7 +163,12 @@ impl Model {
     /// Where the time went.
     #[must_use]
     pub fn profile(&self) -> Profile {
-        self.profile
+        self.recorder.profile
+    }
+
+    /// Records what happens from now on, or stops. Gives what has been recorded.
+    pub fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> {
+        std::mem::replace(&mut self.recorder.trace, trace)
     }
 
     /// Shows hidden states to `watch` from now on, or to nobody.
@@ -168,9 +182,9 @@ impl Model {
         self.text.layer(layer).map(|l| l.mixer.state())
     }
 
-    /// Cuts prompts into pieces of at most `rows` tokens, or of what the streams take. Any cut gives the same bits.
+    /// Cuts prompts into units of at most `rows` tokens, or of what a lane takes. Any cut gives the same bits.
     pub fn set_max_piece(&mut self, rows: usize) {
-        self.max_piece = rows.clamp(1, self.text.max_rows().max(1));
+        self.max_piece = rows.max(1);
     }
 
     /// Forgets the sequence.
@@ -204,9 +218,9 @@ impl Model {
     /// More patches than the tower takes, no tower, and failures of the device.
     pub fn encode(&mut self, patches: &Patches) -> Result<Vec<f32>, ModelError> {
         self.kernels.usable()?;
-        let Model { kernels, vision, pool, probe, profile, .. } = self;
+        let Model { kernels, vision, pool, probe, recorder, .. } = self;
         let vision = vision.as_mut().ok_or(ModelError::NoVision)?;
-        vision.encode(&mut Run { kernels, pool, profile, probe }, patches)
+        vision.encode(&mut Run { kernels, pool, recorder, probe }, patches)
     }
 
     /// Positions of tokens that are appended now. `grids` are the patch rows and columns of their pictures.
@@ -218,8 +232,9 @@ impl Model {
         positions(ids, self.next_position, params.map(|v| v.image_token), grids, params.map_or(1, |v| v.merge))
     }
 
-    /// Appends tokens. `progress` gets the number of tokens that are in, after each piece, and may break off there.
-    /// Gives the number of tokens that were appended: all, unless it was broken off.
+    /// Appends tokens. `progress` gets how many of them the work done so far amounts to, after every layer of every unit
+    /// of a prompt, and may break off there. Gives the number of tokens that were appended: all, or none if it was broken
+    /// off before its end. The sequence is empty then, since its layers have come to different tokens.
     ///
     /// # Errors
     /// More tokens than the context holds, unknown tokens, too few or too many vision rows, failures of the device.
@@ -241,29 +256,23 @@ impl Model {
             return Err(ModelError::ImageTokens { found, expected: input.vision.len() / d, images: 0 });
         }
         let mut vision = input.vision.chunks_exact(d);
-        let mut done = 0;
-        while done < input.ids.len() {
-            let end = (done + self.max_piece).min(input.ids.len());
-            let Model { kernels, text, pool, probe, profile, bundle, .. } = self;
-            let mut run = Run { kernels, pool, profile, probe };
-            let ids = &input.ids[done..end];
-            text.piece(&mut run, &input.positions.tokens[done..end], &mut |text, hidden| {
-                for (&id, row) in ids.iter().zip(hidden.chunks_exact_mut(d)) {
-                    match stands(id).then(|| vision.next()).flatten() {
-                        Some(image) => row.copy_from_slice(image),
-                        None => text.embed(bundle, id, row)?,
-                    }
-                }
-                Ok(())
-            })?;
-            self.len += end - done;
-            done = end;
-            if progress(done).is_break() {
-                return Ok(done);
+        let row = |&id| match stands(id).then(|| vision.next()).flatten() {
+            Some(image) => Row::Image(image),
+            None => Row::Token(id),
+        };
+        let rows: Vec<Row<'_>> = input.ids.iter().map(row).collect();
+        let Model { kernels, text, pool, probe, recorder, bundle, max_piece, .. } = self;
+        let mut run = Run { kernels, pool, recorder, probe };
+        match text.prompt(&mut run, bundle, &rows, &input.positions.tokens, *max_piece, progress) {
+            Ok(true) => {}
+            other => {
+                self.reset();
+                return other.map(|_| 0);
             }
         }
+        self.len = tokens;
         self.next_position = input.positions.next;
-        Ok(done)
+        Ok(rows.len())
     }
 
     /// Appends one token, and gives the logits of the one that follows: `[vocab]`.
@@ -275,8 +284,8 @@ impl Model {
         if self.len >= self.max_ctx {
             return Err(ModelError::ContextFull { tokens: self.len + 1, max_ctx: self.max_ctx });
         }
-        let Model { kernels, text, pool, probe, profile, bundle, .. } = self;
-        let mut run = Run { kernels, pool, profile, probe };
+        let Model { kernels, text, pool, probe, recorder, bundle, .. } = self;
+        let mut run = Run { kernels, pool, recorder, probe };
         text.token(&mut run, bundle, id, self.next_position)?;
         self.len += 1;
         self.next_position += 1;
@@ -289,8 +298,8 @@ impl Model {
     /// Failures of the device.
     pub fn logits(&mut self) -> Result<&[f32], ModelError> {
         self.kernels.usable()?;
-        let Model { kernels, text, pool, probe, profile, .. } = self;
-        text.logits(&mut Run { kernels, pool, profile, probe })
+        let Model { kernels, text, pool, probe, recorder, .. } = self;
+        text.logits(&mut Run { kernels, pool, recorder, probe })
     }
 }
 

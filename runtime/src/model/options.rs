@@ -1,6 +1,6 @@
-//! How a model is loaded, what is said meanwhile, and where time went.
+//! How a model is loaded, and what is said meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use host_ops::attention::KvFormat;
 
@@ -15,7 +15,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// How long one command may take before it counts as lost.
     pub deadline: Duration,
-    /// How long a wait looks at a command's state word before it asks the driver; zero to ask at once.
+    /// The longest wait that looks at a command's state word until it is over, where it is known how long it will be;
+    /// a longer one asks the driver, which sleeps. Zero to ask always.
     pub spin: Duration,
     /// Whether the vision tower is loaded where the bundle has one.
     pub vision: bool,
@@ -31,7 +32,7 @@ impl Default for LoadOptions {
             commands_in_flight: 4,
             threads: 0,
             deadline: Duration::from_secs(10),
-            spin: Duration::from_micros(50),
+            spin: Duration::from_micros(700),
             vision: true,
             kv: None,
         }
@@ -59,66 +60,4 @@ pub enum Progress {
     },
     /// All is in place.
     Ready,
-}
-
-/// What the host spends time on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Decoding embeddings, norms, residual adds.
-    Norm,
-    /// DeltaNet, attention, activations.
-    Mixer,
-    /// Conversions into and out of buffers, with their cache lines.
-    Transfer,
-    /// Submitting commands and waiting for them.
-    Npu,
-}
-
-impl Part {
-    /// All of them, in the order of a report.
-    pub const ALL: [Part; 4] = [Part::Norm, Part::Mixer, Part::Transfer, Part::Npu];
-
-    /// A word for a report.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Part::Norm => "norms",
-            Part::Mixer => "mixers",
-            Part::Transfer => "transfers",
-            Part::Npu => "npu",
-        }
-    }
-}
-
-/// Time by part, since a model was loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
-    parts: [(u64, Duration); 4],
-}
-
-impl Profile {
-    /// Times that a part was entered, and how long it took in all.
-    #[must_use]
-    pub fn part(&self, part: Part) -> (u64, Duration) {
-        self.parts[part as usize]
-    }
-
-    /// What was spent since `earlier`.
-    #[must_use]
-    pub fn since(&self, earlier: &Profile) -> Profile {
-        let mut parts = self.parts;
-        for (now, then) in parts.iter_mut().zip(&earlier.parts) {
-            *now = (now.0 - then.0, now.1.saturating_sub(then.1));
-        }
-        Profile { parts }
-    }
-
-    /// Adds the time since `started` and gives the present time.
-    pub(super) fn add(&mut self, part: Part, started: Instant) -> Instant {
-        let now = Instant::now();
-        let (count, time) = &mut self.parts[part as usize];
-        *count += 1;
-        *time += now - started;
-        now
-    }
 }

@@ -44,6 +44,10 @@ impl Probe {
         self.watch = watch;
     }
 
+    pub(super) fn is_set(&self) -> bool {
+        self.watch.is_some()
+    }
+
     pub(super) fn tap(&mut self, tap: Tap, width: usize, rows: &[f32]) {
         if let Some(watch) = &mut self.watch {
             watch(tap, width, rows);

@@ -12,8 +12,8 @@ use host_ops::{act, norm, rope, w8};
 
 use super::error::ModelError;
 use super::kernels::{Gemm, Linear, Table, Uploader};
-use super::options::Part;
-use super::text::Run;
+use super::profile::{Projection, Stage};
+use super::run::Run;
 use crate::bundle::{VisionParams, WeightFormat};
 use crate::npu::{Buffer, Element};
 
@@ -183,7 +183,7 @@ impl Vision {
 
         buffers.patch_a.write_rows(pool, gemms.patch.record.lda, values, &patches.data)?;
         let c = std::slice::from_ref(&buffers.c);
-        dispatch(run, &mut self.patch, &gemms.patch, n, &buffers.patch_a, c)?;
+        dispatch(run, Projection::Patch, &mut self.patch, &gemms.patch, n, &buffers.patch_a, c)?;
         gather(run, &self.patch, &gemms.patch, c, n, d, &mut rows.hidden)?;
         add_positions(&self.positions, params.pos_side, patches.grid, params.merge, &mut rows.hidden);
         for block in &mut self.blocks {
@@ -193,18 +193,18 @@ impl Vision {
         // A group of merge^2 patches is one row, since patches come block by block.
         let t = Instant::now();
         self.merger_norm.rows(pool, &rows.hidden, &mut rows.normed);
-        let t = run.profile.add(Part::Norm, t);
+        let t = run.lap(Stage::Norm, 0, t);
         let (tokens, wide) = (n / params.merged(), d * params.merged());
         buffers.merger.write_rows(pool, gemms.m1.record.lda, wide, &rows.normed[..tokens * wide])?;
-        run.profile.add(Part::Transfer, t);
-        dispatch(run, &mut self.m1, &gemms.m1, tokens, &buffers.merger, &buffers.m1_c)?;
+        run.lap(Stage::Write, 0, t);
+        dispatch(run, Projection::Merger, &mut self.m1, &gemms.m1, tokens, &buffers.merger, &buffers.m1_c)?;
         gather(run, &self.m1, &gemms.m1, &buffers.m1_c, tokens, wide, &mut rows.wide)?;
         let t = Instant::now();
         pool.run_chunks(&mut rows.wide, wide, &|_, row| act::gelu_erf_in_place(row));
-        let t = run.profile.add(Part::Mixer, t);
+        let t = run.lap(Stage::Activation, 0, t);
         buffers.merger.write_rows(pool, gemms.m2.record.lda, wide, &rows.wide)?;
-        run.profile.add(Part::Transfer, t);
-        dispatch(run, &mut self.m2, &gemms.m2, tokens, &buffers.merger, &buffers.m2_c)?;
+        run.lap(Stage::Write, 0, t);
+        dispatch(run, Projection::Merger, &mut self.m2, &gemms.m2, tokens, &buffers.merger, &buffers.m2_c)?;
         let mut out = Vec::new();
         gather(run, &self.m2, &gemms.m2, &buffers.m2_c, tokens, params.out, &mut out)?;
         Ok(out)
@@ -226,40 +226,40 @@ impl Block {
 
         let mut t = Instant::now();
         self.ln1.rows(pool, &rows.hidden, &mut rows.normed);
-        t = run.profile.add(Part::Norm, t);
+        t = run.lap(Stage::Norm, 0, t);
         buffers.a.write_rows(pool, gemms.qkv.record.lda, d, &rows.normed)?;
-        run.profile.add(Part::Transfer, t);
+        run.lap(Stage::Write, 0, t);
         let qkv = std::slice::from_ref(&buffers.qkv_c);
-        dispatch(run, &mut self.qkv, &gemms.qkv, n, &buffers.a, qkv)?;
+        dispatch(run, Projection::Qkv, &mut self.qkv, &gemms.qkv, n, &buffers.a, qkv)?;
         gather(run, &self.qkv, &gemms.qkv, qkv, n, 3 * d, &mut rows.wide)?;
         t = Instant::now();
         rows.attended.resize(n * d, 0.0);
         let shape = VisionShape { heads: params.heads, head_dim: d / params.heads };
         vision_forward(pool, &shape, &rows.rope, &rows.wide, &mut rows.attended, &mut rows.scratch);
-        t = run.profile.add(Part::Mixer, t);
+        t = run.lap(Stage::VisionAttention, 0, t);
         buffers.a.write_rows(pool, gemms.proj.record.lda, d, &rows.attended)?;
-        run.profile.add(Part::Transfer, t);
-        dispatch(run, &mut self.proj, &gemms.proj, n, &buffers.a, c)?;
+        run.lap(Stage::Write, 0, t);
+        dispatch(run, Projection::Proj, &mut self.proj, &gemms.proj, n, &buffers.a, c)?;
         gather(run, &self.proj, &gemms.proj, c, n, d, &mut rows.normed)?;
         add(&mut rows.hidden, &rows.normed);
 
         t = Instant::now();
         self.ln2.rows(pool, &rows.hidden, &mut rows.normed);
-        t = run.profile.add(Part::Norm, t);
+        t = run.lap(Stage::Norm, 0, t);
         buffers.a.write_rows(pool, gemms.fc1.record.lda, d, &rows.normed)?;
-        run.profile.add(Part::Transfer, t);
+        run.lap(Stage::Write, 0, t);
         let fc1_c = std::slice::from_ref(&buffers.fc1_c);
-        dispatch(run, &mut self.fc1, &gemms.fc1, n, &buffers.a, fc1_c)?;
+        dispatch(run, Projection::Fc1, &mut self.fc1, &gemms.fc1, n, &buffers.a, fc1_c)?;
         if self.fc1.factors.is_some() {
             let wide = params.intermediate;
             gather(run, &self.fc1, &gemms.fc1, fc1_c, n, wide, &mut rows.wide)?;
             t = Instant::now();
             pool.run_chunks(&mut rows.wide, wide, &|_, row| act::gelu_tanh_in_place(row));
-            t = run.profile.add(Part::Mixer, t);
+            t = run.lap(Stage::Activation, 0, t);
             buffers.fc1_c.write_rows(pool, gemms.fc1.record.c_stride, wide, &rows.wide)?;
-            run.profile.add(Part::Transfer, t);
+            run.lap(Stage::Write, 0, t);
         }
-        dispatch(run, &mut self.fc2, &gemms.fc2, n, &buffers.fc1_c, &buffers.fc2_c)?;
+        dispatch(run, Projection::Fc2, &mut self.fc2, &gemms.fc2, n, &buffers.fc1_c, &buffers.fc2_c)?;
         gather(run, &self.fc2, &gemms.fc2, &buffers.fc2_c, n, d, &mut rows.normed)?;
         add(&mut rows.hidden, &rows.normed);
         Ok(())
@@ -274,19 +274,19 @@ pub(super) fn config(params: &VisionParams) -> Config {
 /// Runs all K slices of a weight at once, slice s from column s * K of A into its own C.
 fn dispatch(
     run: &mut Run<'_>,
+    projection: Projection,
     weight: &mut Weight,
     gemm: &Gemm,
     n: usize,
     a: &Buffer,
     c: &[Buffer],
 ) -> Result<(), ModelError> {
-    let t = Instant::now();
-    let mut commands = Vec::with_capacity(weight.slices.len());
+    let mut last = None;
     for (s, (slice, c)) in weight.slices.iter_mut().zip(c).enumerate() {
-        commands.push(slice.gemm(run.kernels, gemm, n, (a, s * gemm.record.k), c)?);
+        let command = slice.gemm(run.kernels, gemm, (0, n), (a, s * gemm.record.k), c)?;
+        last = Some(run.submit(command, projection, 0)?);
     }
-    run.kernels.run(&commands)?;
-    run.profile.add(Part::Npu, t);
+    last.map_or(Ok(()), |last| run.wait(&last))?;
     Ok(())
 }
 
@@ -312,7 +312,7 @@ fn gather(
     if let Some(factors) = weight.factors.as_deref() {
         pool.run_chunks(out, width, &|_, row| w8::scale_columns(row, &factors[..width]));
     }
-    run.profile.add(Part::Transfer, t);
+    run.lap(Stage::Read, 0, t);
     Ok(())
 }
 
@@ -328,17 +328,18 @@ impl Buffers {
             _ => Element::Bf16,
         };
         let buffer = |len: usize| Buffer::new(device, element, len);
-        let slices = |n: usize, gemm: &Gemm| (0..n).map(|_| buffer(gemm.c_elems())).collect::<Result<Vec<_>, _>>();
+        let slices =
+            |n: usize, gemm: &Gemm| (0..n).map(|_| buffer(gemm.c_elems(usize::MAX))).collect::<Result<Vec<_>, _>>();
         // A view that starts at a column runs past the last row.
-        let sliced = |n: usize, gemm: &Gemm| n.saturating_sub(1) * gemm.record.k + gemm.a_elems();
-        let a = [&gemms.qkv, &gemms.proj, &gemms.fc1].map(Gemm::a_elems);
+        let sliced = |n: usize, gemm: &Gemm| n.saturating_sub(1) * gemm.record.k + gemm.a_elems(usize::MAX);
+        let a = [&gemms.qkv, &gemms.proj, &gemms.fc1].map(|gemm| gemm.a_elems(usize::MAX));
         let merger = params.merger_slices;
         Ok(Buffers {
-            patch_a: buffer(gemms.patch.a_elems())?,
+            patch_a: buffer(gemms.patch.a_elems(usize::MAX))?,
             a: buffer(a.into_iter().max().unwrap_or(0))?,
-            c: buffer(gemms.patch.c_elems().max(gemms.proj.c_elems()))?,
-            qkv_c: buffer(gemms.qkv.c_elems())?,
-            fc1_c: buffer(gemms.fc1.c_elems().max(sliced(params.fc2_slices, &gemms.fc2)))?,
+            c: buffer(gemms.patch.c_elems(usize::MAX).max(gemms.proj.c_elems(usize::MAX)))?,
+            qkv_c: buffer(gemms.qkv.c_elems(usize::MAX))?,
+            fc1_c: buffer(gemms.fc1.c_elems(usize::MAX).max(sliced(params.fc2_slices, &gemms.fc2)))?,
             fc2_c: slices(params.fc2_slices, &gemms.fc2)?,
             merger: buffer(sliced(merger, &gemms.m1).max(sliced(merger, &gemms.m2)))?,
             m1_c: slices(merger, &gemms.m1)?,

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use amdxdna_ioctl::{Access, Bo, BoKind, Device, SharedBo, View};
+use amdxdna_ioctl::{Access, Bo, BoKind, Device, HostRead, SharedBo, View};
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
 use host_ops::pool::Pool;
@@ -67,6 +67,14 @@ impl Weights {
     /// None in practice: the whole is always there.
     pub fn view(&self) -> Result<View, NpuError> {
         Ok(self.bo.view(.., Access::Read)?)
+    }
+
+    /// The bytes, which nobody changes any more.
+    ///
+    /// # Errors
+    /// None in practice: no command is bound to write them.
+    pub fn read(&self) -> Result<HostRead<'_>, NpuError> {
+        Ok(self.bo.read()?)
     }
 }
 
@@ -127,7 +135,7 @@ impl Buffer {
     ///
     /// # Panics
     /// If the rows do not fit; shapes are checked when a model is loaded.
-    pub fn write_rows(&mut self, pool: &Pool, stride: usize, width: usize, rows: &[f32]) -> Result<(), NpuError> {
+    pub fn write_rows(&self, pool: &Pool, stride: usize, width: usize, rows: &[f32]) -> Result<(), NpuError> {
         let n = rows.len() / width;
         assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
         let used = (n - 1) * stride + width;

@@ -99,6 +99,12 @@ impl Kernels {
         if self.lost { Err(NpuError::Lost) } else { Ok(()) }
     }
 
+    /// Commands that run at a time in a context.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.manner.in_flight
+    }
+
     /// What has been asked of it.
     #[must_use]
     pub fn counters(&self) -> Counters {
