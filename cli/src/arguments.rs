@@ -51,6 +51,8 @@ pub(crate) struct TalkOptions {
     pub(crate) images: Vec<PathBuf>,
     pub(crate) thinking: bool,
     pub(crate) max_new: usize,
+    /// Where what happened when goes.
+    pub(crate) trace: Option<PathBuf>,
     pub(crate) run: RunOptions,
 }
 
@@ -159,6 +161,7 @@ struct Given {
     max_ctx: Option<usize>,
     interactive: bool,
     timing: bool,
+    trace: Option<PathBuf>,
     device: DeviceChoice,
     threads: usize,
     kv: Option<KvFormat>,
@@ -280,6 +283,7 @@ impl Given {
             Flag::MaxCtx => self.max_ctx = Some(bounded(spec, value, MAX_CTX, "a whole number from 1 to 262144")?),
             Flag::Interactive => self.interactive = true,
             Flag::Timing => self.timing = true,
+            Flag::Trace => self.trace = Some(value.into()),
             Flag::Device => {
                 self.device = match text(spec, value)?.as_str() {
                     "auto" => DeviceChoice::Auto,
@@ -342,6 +346,7 @@ impl Given {
             prompt,
             system: self.system,
             images: self.images,
+            trace: self.trace,
             thinking: self.thinking,
             max_new: self.max_new.unwrap_or(DEFAULT_MAX_NEW),
             run,
@@ -412,7 +417,7 @@ mod tests {
     fn a_full_line_is_understood() {
         let request = words(
             "b --prompt hello --system be --image a.png --image b.jpg --thinking --max-new 7 --max-ctx=99 --timing \
-             --device /dev/accel/accel3 --threads 2 --kv f32",
+             --trace t.json --device /dev/accel/accel3 --threads 2 --kv f32",
         );
         let run = RunOptions {
             device: DeviceChoice::Node("/dev/accel/accel3".into()),
@@ -427,6 +432,7 @@ mod tests {
             images: vec!["a.png".into(), "b.jpg".into()],
             thinking: true,
             max_new: 7,
+            trace: Some("t.json".into()),
             run,
         };
         assert_eq!(request, Ok(Request::Chat { bundle: "b".into(), talk }));

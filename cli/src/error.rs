@@ -20,6 +20,14 @@ pub(crate) enum CliError {
     /// Standard output cannot be written for another reason, such as a full disk.
     #[error("writing the answer to standard output: {0}")]
     Output(std::io::Error),
+    /// A trace cannot be written.
+    #[error("--trace {}: {source}", path.display())]
+    Trace {
+        /// Where to.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,

@@ -95,6 +95,7 @@ pub(crate) enum Flag {
     MaxCtx,
     Interactive,
     Timing,
+    Trace,
     Device,
     Threads,
     Kv,
@@ -184,6 +185,13 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
          with the next prompt",
     ),
     switch(Flag::Timing, "timing", RUNS, "show on standard error where the time went"),
+    valued(
+        Flag::Trace,
+        "trace",
+        "FILE",
+        TALKS,
+        "write what the host and the NPU did when, as trace events in JSON, which Perfetto shows",
+    ),
     valued(
         Flag::Device,
         "device",

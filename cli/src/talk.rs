@@ -8,12 +8,16 @@ use crate::output::{ProgressLine, answer, note, table};
 use crate::picture;
 use crate::prompt::{self, Line};
 use runtime::image::Rgb;
-use runtime::model::Part;
+use runtime::model::{Projection, Stage, Trace};
 use runtime::{Event, Outcome, Stop, Turn};
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
+
+/// Events of a trace: 32 MB of them, some minutes of an answer. What comes later is counted.
+const TRACED: usize = 1 << 20;
 
 /// Answers what `talk` asks with the model in `bundle`.
 pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
@@ -26,6 +30,7 @@ pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
     };
     let Some(prompt) = prompt else {
         let mut loaded = device::load(bundle, &talk.run, true)?;
+        begin_trace(&mut loaded, talk);
         return session(&mut loaded, talk, &interrupt);
     };
     if prompt.trim().is_empty() && talk.images.is_empty() {
@@ -38,6 +43,7 @@ pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
     }
     let pictures = picture::read_all(&talk.images)?;
     let mut loaded = device::load(bundle, &talk.run, !pictures.is_empty())?;
+    begin_trace(&mut loaded, talk);
     let turn = Turn {
         system: talk.system.as_deref(),
         images: &pictures,
@@ -124,9 +130,11 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
     let outcome = interrupt.guarded(|| {
         loaded.chat.turn(turn, &mut |event| {
             match event {
-                Event::Image { index, .. } => {
-                    progress.show(|| format!("picture {} of {}", index + 1, turn.images.len()));
+                Event::Patches { index, done, total } => {
+                    let what = format!("looking at picture {} of {}", index + 1, turn.images.len());
+                    progress.share(&what, done as u64, total as u64);
                 }
+                Event::Image { .. } => {}
                 Event::Prompt { done, total } => progress.share("reading the prompt", done as u64, total as u64),
                 Event::Text(text) => {
                     progress.clear();
@@ -139,6 +147,7 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
         })
     });
     progress.clear();
+    write_trace(loaded, talk)?;
     if let Some(error) = failed {
         return Err(error);
     }
@@ -158,6 +167,29 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
     Ok(())
 }
 
+fn begin_trace(loaded: &mut Loaded, talk: &TalkOptions) {
+    if talk.trace.is_some() {
+        loaded.chat.model_mut().set_trace(Some(Trace::new(TRACED)));
+    }
+}
+
+/// Writes what has been recorded so far, over what was written before: of an interrupted session the turns are there.
+fn write_trace(loaded: &mut Loaded, talk: &TalkOptions) -> Result<(), CliError> {
+    let Some(path) = &talk.trace else { return Ok(()) };
+    let model = loaded.chat.model_mut();
+    let Some(trace) = model.set_trace(None) else { return Ok(()) };
+    let written = File::create(path).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        trace.write(&mut out)?;
+        out.flush()
+    });
+    if trace.lost() > 0 {
+        note(&format_args!("--trace: there was no room for the last {} events", trace.lost()));
+    }
+    model.set_trace(Some(trace));
+    written.map_err(|source| CliError::Trace { path: path.clone(), source })
+}
+
 /// The table of `--timing`.
 fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> String {
     let timing = &outcome.timing;
@@ -173,10 +205,23 @@ fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> St
     out += &row("prompt", outcome.prompt_tokens, "tokens", prefill);
     out += &row("answer", timing.steps, "steps", decode);
     out += &format!("turn       {total:>26.3} s\n");
-    for part in Part::ALL {
-        let (count, time) = timing.profile.part(part);
-        out += &format!("  {:<9} {count:>6} times    {:9.3} s\n", part.name(), time.as_secs_f64());
+    let profile = &timing.profile;
+    for (stage, (count, time)) in Stage::ALL.map(|stage| (stage, profile.stage(stage))) {
+        if count > 0 {
+            out += &format!("  {:<16} {count:>7} times  {:9.3} s\n", stage.name(), time.as_secs_f64());
+        }
     }
+    for (projection, asked) in Projection::ALL.map(|projection| (projection, profile.projection(projection))) {
+        if asked.commands > 0 {
+            let (name, waited) = (projection.name(), asked.waited.as_secs_f64());
+            out += &format!("  {name:<16} {:>7} commands {waited:7.3} s waited\n", asked.commands);
+        }
+    }
+    out += &format!(
+        "overlap    {:.3} s of work while commands were in flight, of {:.3} s\n",
+        profile.overlap().as_secs_f64(),
+        profile.in_flight().as_secs_f64()
+    );
     out += &format!(
         "commands   {}, with {} ioctls and {:.3} s of waiting; {} context switches\n",
         counters.commands,

@@ -11,4 +11,4 @@ mod vision;
 pub use cache::{KvCache, KvFormat};
 pub use text::{Scratch, Shape, Weights, forward};
 pub use tile::BLOCK;
-pub use vision::{Scratch as VisionScratch, VisionShape, vision_forward};
+pub use vision::{Scratch as VisionScratch, VisionShape, vision_forward, vision_keys, vision_rows};

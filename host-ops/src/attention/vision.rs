@@ -35,6 +35,8 @@ pub struct Scratch {
     keys: Vec<f32>,
     /// `[blocks, heads, values of a block]`.
     values: Vec<f32>,
+    /// Patches whose keys and values these are.
+    patches: usize,
     /// One for each thread.
     tiles: Vec<Tile>,
 }
@@ -64,14 +66,23 @@ pub fn vision_forward(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
+    assert_eq!(qkv.len(), 3 * out.len(), "qkv and out");
+    vision_keys(pool, shape, rope, qkv, scratch);
+    vision_rows(pool, shape, rope, (qkv, 0), out, scratch);
+}
+
+/// The first half of [`vision_forward`]: takes in all keys and values.
+///
+/// # Panics
+/// As [`vision_forward`].
+pub fn vision_keys(pool: &Pool, shape: &VisionShape, rope: &rope::Table, qkv: &[f32], scratch: &mut Scratch) {
     let (width, hd) = (shape.width(), shape.head_dim);
     assert!(shape.is_valid(), "{shape:?}");
-    let n = out.len() / width;
-    assert_eq!([qkv.len(), out.len(), rope.rows()], [3 * n * width, n * width, n], "{n} patches");
+    let n = qkv.len() / (3 * width);
+    assert_eq!([qkv.len(), rope.rows()], [3 * n * width, n], "{n} patches");
     assert_eq!(2 * rope.half(), hd, "RoPE over the whole head");
     let blocks = n.div_ceil(BLOCK);
     let page = width * BLOCK;
-    let scale = 1.0 / (hd as f32).sqrt();
 
     scratch.keys.resize(blocks * page, 0.0);
     scratch.values.resize(blocks * page, 0.0);
@@ -96,7 +107,28 @@ pub fn vision_forward(
             }
         }
     });
+    scratch.patches = n;
+}
 
+/// The second half: attends from the patches from `first` on, to all whose keys were taken in. `qkv` and `out` are their
+/// rows; any cut of the patches gives the same bits.
+///
+/// # Panics
+/// As [`vision_forward`]; if there are no such patches.
+pub fn vision_rows(
+    pool: &Pool,
+    shape: &VisionShape,
+    rope: &rope::Table,
+    (qkv, from): (&[f32], usize),
+    out: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let (width, hd, n) = (shape.width(), shape.head_dim, scratch.patches);
+    assert!(shape.is_valid(), "{shape:?}");
+    assert_eq!([qkv.len(), out.len() % width, rope.rows()], [3 * out.len(), 0, n], "{n} patches");
+    assert!(from + out.len() / width <= n, "patches from {from} on of {n}");
+    let blocks = n.div_ceil(BLOCK);
+    let scale = 1.0 / (hd as f32).sqrt();
     let (keys, values) = (&scratch.keys, &scratch.values);
     pool.run_chunks_with(&mut scratch.tiles, (out, MAX_QUERIES * width), &|tile, i, out| {
         let (first, rows) = (i * MAX_QUERIES, out.len() / width);
@@ -105,7 +137,7 @@ pub fn vision_forward(
         for h in 0..shape.heads {
             for (r, q) in q.chunks_exact_mut(hd).enumerate().take(rows) {
                 q.copy_from_slice(&qkv[3 * (first + r) * width + h * hd..][..hd]);
-                rope.rotate(first + r, q);
+                rope.rotate(from + first + r, q);
                 q.iter_mut().for_each(|q| *q *= scale);
             }
             pack(hd, rows, |r| &q[r * hd..][..hd], packed);

@@ -215,7 +215,10 @@ impl Chat {
         let positions = self.model.positions(&ids, &grids)?;
         let mut vision = Vec::new();
         for (index, (patches, tokens)) in patches.iter().zip(tokens).enumerate() {
-            vision.extend(self.model.encode(patches)?);
+            let rows =
+                self.model.encode_with(patches, &mut |done, total| event(Event::Patches { index, done, total }))?;
+            let Some(rows) = rows else { return Ok(None) };
+            vision.extend(rows);
             if event(Event::Image { index, tokens }).is_break() {
                 return Ok(None);
             }

@@ -24,6 +24,15 @@ pub struct Turn<'a> {
 /// What happens during a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
+    /// A picture is being encoded.
+    Patches {
+        /// Its index in the turn.
+        index: usize,
+        /// Steps of the work that have been taken.
+        done: usize,
+        /// Steps there are.
+        total: usize,
+    },
     /// A picture has been encoded.
     Image {
         /// Its index in the turn.
@@ -31,9 +40,9 @@ pub enum Event<'a> {
         /// Tokens it takes in the prompt.
         tokens: usize,
     },
-    /// Tokens of the prompt that have been read, of all.
+    /// How many tokens of the prompt the work done so far amounts to.
     Prompt {
-        /// Tokens read.
+        /// Tokens.
         done: usize,
         /// Tokens of the prompt.
         total: usize,

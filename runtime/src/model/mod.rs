@@ -9,6 +9,7 @@ mod error;
 mod kernels;
 mod layer;
 mod options;
+mod pipeline;
 mod positions;
 mod prefill;
 mod probe;
@@ -16,8 +17,11 @@ mod profile;
 mod run;
 mod shared;
 mod text;
+mod tower;
 mod trace;
 mod vision;
+
+use std::ops::ControlFlow;
 
 use host_ops::image::Patches;
 use host_ops::pool::Pool;
@@ -217,10 +221,24 @@ impl Model {
     /// # Errors
     /// More patches than the tower takes, no tower, and failures of the device.
     pub fn encode(&mut self, patches: &Patches) -> Result<Vec<f32>, ModelError> {
+        let rows = self.encode_with(patches, &mut |_, _| ControlFlow::Continue(()))?;
+        Ok(rows.unwrap_or_default())
+    }
+
+    /// As [`Model::encode`]. `progress` gets the share of the work that has been done, as a number of steps of all, and
+    /// may break off: then there are no rows.
+    ///
+    /// # Errors
+    /// As [`Model::encode`].
+    pub fn encode_with(
+        &mut self,
+        patches: &Patches,
+        progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
         self.kernels.usable()?;
         let Model { kernels, vision, pool, probe, recorder, .. } = self;
         let vision = vision.as_mut().ok_or(ModelError::NoVision)?;
-        vision.encode(&mut Run { kernels, pool, recorder, probe }, patches)
+        vision.encode(&mut Run { kernels, pool, recorder, probe }, patches, progress)
     }
 
     /// Positions of tokens that are appended now. `grids` are the patch rows and columns of their pictures.
@@ -241,7 +259,7 @@ impl Model {
     pub fn prefill(
         &mut self,
         input: &Input<'_>,
-        progress: &mut dyn FnMut(usize) -> std::ops::ControlFlow<()>,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<usize, ModelError> {
         self.kernels.usable()?;
         let tokens = self.len + input.ids.len();

@@ -8,11 +8,11 @@
 //!
 //! While the commands of one unit run, the host takes a step of another. Units are cut at the rows of a chunk, and only
 //! one thing ties them together: a layer's mixer takes them in their order, since it remembers. Every step's input is
-//! the same in whatever order steps are taken, so the order (what is furthest behind goes first) changes no bit.
+//! the same in whatever order steps are taken, so the order changes no bit.
 //!
-//! With one command in flight there is one lane, and a unit is as long as the longest streams.
+//! With one command in flight there is one lane, and a unit is as long as the longest streams. So it is for a prompt of
+//! one chunk, and where a watch wants to see the layers in their order.
 
-use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
@@ -21,13 +21,13 @@ use host_ops::{norm, rope};
 
 use super::error::ModelError;
 use super::layer::{Layer, MixerScratch};
+use super::pipeline::Pipeline;
 use super::probe::Tap;
 use super::profile::{Projection, Stage};
-use super::run::{Run, Sent};
+use super::run::Run;
 use super::shared::{Lane, Shared};
 use super::text::Text;
 use crate::bundle::{Bundle, TextParams};
-use crate::npu::CommandId;
 
 /// Lanes at most: one unit is with the host, and three keep the NPU's queue from running dry.
 const LANES: usize = 4;
@@ -60,10 +60,6 @@ struct Unit {
     rows: Range<usize>,
     layer: usize,
     step: Step,
-    /// Commands that have not been handed over yet.
-    queued: usize,
-    /// The last one that has.
-    last: Option<Sent>,
 }
 
 /// A lane with the unit in it, and the memory of its rows.
@@ -76,26 +72,14 @@ struct Track {
     rope: rope::Table,
 }
 
-/// A command that waits for a place in the queue.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    track: usize,
-    command: CommandId,
-    projection: Projection,
-    layer: usize,
-}
-
 /// What prompts run in.
 #[derive(Debug)]
 pub(super) struct Prefill {
     tracks: Vec<Track>,
-    /// Rows of a chunk, chunks of a unit, and how many lanes and commands there may be.
+    /// Rows of a chunk, and chunks that the first lane holds. The others hold one.
     chunk: usize,
     chunks: usize,
-    lanes: usize,
-    depth: usize,
-    waiting: VecDeque<Waiting>,
-    flying: VecDeque<Sent>,
+    pipeline: Pipeline,
     /// Of each layer: the unit whose turn at the mixer it is.
     turns: Vec<usize>,
     projected: Vec<f32>,
@@ -111,16 +95,12 @@ impl Track {
 
 impl Prefill {
     pub(super) fn new(shared: &Shared, lane: Lane, in_flight: usize) -> Prefill {
-        let (chunk, most) = shared.chunk();
-        let (chunks, lanes) = if in_flight > 1 { (1, LANES) } else { (most, 1) };
+        let (chunk, chunks) = shared.chunk();
         Prefill {
             tracks: vec![Track::new(lane)],
             chunk,
             chunks,
-            lanes,
-            depth: in_flight,
-            waiting: VecDeque::new(),
-            flying: VecDeque::new(),
+            pipeline: Pipeline::new(in_flight),
             turns: Vec::new(),
             projected: Vec::new(),
             mixed: Vec::new(),
@@ -128,15 +108,9 @@ impl Prefill {
         }
     }
 
-    /// Tokens of a unit at most.
-    pub(super) fn max_rows(&self) -> usize {
-        self.chunk * self.chunks
-    }
-
     /// Forgets what an error has left behind.
     fn clear(&mut self) {
-        self.waiting.clear();
-        self.flying.clear();
+        self.pipeline.clear();
         self.tracks.iter_mut().for_each(|track| track.unit = None);
     }
 }
@@ -185,12 +159,13 @@ impl Text {
         unit: usize,
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<bool, ModelError> {
-        let unit = unit.clamp(1, self.prefill.max_rows().max(1));
+        let Prefill { chunk, chunks, .. } = self.prefill;
+        let serial = self.prefill.pipeline.depth() == 1 || rows.len() <= chunk || run.probe.is_set();
+        let unit = unit.clamp(1, (chunk * if serial { chunks } else { 1 }).max(1));
         let (total, d) = (rows.len().div_ceil(unit), self.params.hidden);
-        // What is shown to a watch has to come in the order of the layers.
-        let lanes = if run.probe.is_set() { 1 } else { self.prefill.lanes.min(total) };
+        let lanes = if serial { 1 } else { LANES.min(total) };
         while self.prefill.tracks.len() < lanes {
-            match self.shared.lane(&self.params, run.kernels.npu(), self.prefill.chunks) {
+            match self.shared.lane(&self.params, run.kernels.npu(), 1) {
                 Ok(lane) => self.prefill.tracks.push(Track::new(lane)),
                 // Fewer lanes are slower, no more.
                 Err(_) => break,
@@ -204,7 +179,7 @@ impl Text {
         let mut flow = Flow { run, params, layers, shared, prefill };
         let (mut begun, mut ended, mut done) = (0, 0, 0);
         while ended < total {
-            flow.pump()?;
+            flow.prefill.pipeline.pump(flow.run)?;
             if begun < total
                 && let Some(free) = flow.prefill.tracks[..lanes].iter().position(|track| track.unit.is_none())
             {
@@ -220,14 +195,14 @@ impl Text {
                 }
                 flow.run.probe.tap(Tap::Embedding, d, &track.hidden);
                 rope.fill(&positions[range.clone()], &mut track.rope);
-                track.unit = Some(Unit { index: begun, rows: range, layer: 0, step: Step::Mix, queued: 0, last: None });
+                track.unit = Some(Unit { index: begun, rows: range, layer: 0, step: Step::Mix });
                 flow.run.lap(Stage::Embedding, 0, t);
                 begun += 1;
                 flow.enter(free)?;
                 continue;
             }
             let Some(at) = flow.next() else {
-                flow.wait_for_one()?;
+                flow.prefill.pipeline.wait(flow.run)?;
                 continue;
             };
             let step = flow.take(at)?;
@@ -257,92 +232,36 @@ impl Text {
 }
 
 impl Flow<'_, '_> {
-    /// Hands over what waits, as far as the queue has room.
-    fn pump(&mut self) -> Result<(), ModelError> {
-        while let Some(&next) = self.prefill.waiting.front() {
-            if let Some(first) = self.prefill.flying.front()
-                && self.prefill.flying.len() >= self.prefill.depth
-            {
-                if !self.run.is_done(first) {
-                    break;
-                }
-                self.retire()?;
-            }
-            self.prefill.waiting.pop_front();
-            let sent = self.run.submit(next.command, next.projection, next.layer)?;
-            self.prefill.flying.push_back(sent);
-            if let Some(unit) = &mut self.prefill.tracks[next.track].unit {
-                (unit.queued, unit.last) = (unit.queued - 1, Some(sent));
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the oldest command.
-    fn retire(&mut self) -> Result<(), ModelError> {
-        if let Some(first) = self.prefill.flying.pop_front() {
-            self.run.wait(&first)?;
-        }
-        Ok(())
-    }
-
-    /// There is nothing to do until another command has ended.
-    fn wait_for_one(&mut self) -> Result<(), ModelError> {
-        // Those that have ended tell nothing new.
-        while self.prefill.flying.front().is_some_and(|first| self.run.is_done(first)) {
-            self.retire()?;
-        }
-        // Where commands wait for a place, each that ends makes one; else the first that a unit waits for is next.
-        if !self.prefill.waiting.is_empty() {
-            return self.retire();
-        }
-        let is_awaited = |sent: &Sent| {
-            let units = self.prefill.tracks.iter().filter_map(|track| track.unit.as_ref());
-            units.filter_map(|unit| unit.last).any(|last| last.ticket == sent.ticket)
-        };
-        let awaited = self.prefill.flying.iter().position(is_awaited).unwrap_or(0);
-        let Some(sent) = self.prefill.flying.get(awaited).copied() else { return Ok(()) };
-        self.prefill.flying.drain(..=awaited);
-        Ok(self.run.wait(&sent)?)
-    }
-
-    /// The track whose step is the furthest behind of those that can be taken.
+    /// The track whose step is to be taken next: what gives the NPU something to do comes before mixers, which take
+    /// longest; then what is furthest behind.
     fn next(&self) -> Option<usize> {
-        let ready = |unit: &Unit| {
-            unit.queued == 0
-                && (unit.step != Step::Mix || self.prefill.turns[unit.layer] == unit.index)
-                && unit.last.is_none_or(|last| self.run.is_done(&last))
+        let ready = |at: usize, unit: &Unit| {
+            (unit.step != Step::Mix || self.prefill.turns[unit.layer] == unit.index)
+                && self.prefill.pipeline.is_ready(self.run, at)
         };
         let units = self.prefill.tracks.iter().enumerate().filter_map(|(at, track)| Some((at, track.unit.as_ref()?)));
-        let ready = units.filter(|(_, unit)| ready(unit));
-        ready.min_by_key(|(_, unit)| (unit.layer, unit.step, unit.index)).map(|(at, _)| at)
+        let ready = units.filter(|(at, unit)| ready(*at, unit));
+        ready.min_by_key(|(_, unit)| (unit.step == Step::Mix, unit.layer, unit.step, unit.index)).map(|(at, _)| at)
     }
 
     /// Takes a unit's step; its commands have ended.
     fn take(&mut self, at: usize) -> Result<Step, ModelError> {
-        let Some(unit) = &mut self.prefill.tracks[at].unit else { return Ok(Step::Mix) };
+        let Some(unit) = &self.prefill.tracks[at].unit else { return Ok(Step::Mix) };
         let (step, layer) = (unit.step, unit.layer);
-        if let Some(last) = unit.last.take() {
-            // It has: this asks how. The ones before it go with it.
-            if let Some(of) = self.prefill.flying.iter().position(|sent| sent.ticket == last.ticket) {
-                self.prefill.flying.drain(..=of);
-                self.run.wait(&last)?;
-            }
-        }
+        self.prefill.pipeline.settle(self.run, at)?;
         match step {
             Step::Mix => self.mix(at, layer)?,
             Step::Add => self.add(at, layer)?,
             Step::Leave => self.leave(at, layer)?,
         }
-        self.pump()?;
+        self.prefill.pipeline.pump(self.run)?;
         Ok(step)
     }
 
-    /// Has a command run as soon as there is room.
-    fn queue(&mut self, track: usize, command: CommandId, projection: Projection, layer: usize, step: Step) {
-        self.prefill.waiting.push_back(Waiting { track, command, projection, layer });
-        if let Some(unit) = &mut self.prefill.tracks[track].unit {
-            (unit.queued, unit.step) = (unit.queued + 1, step);
+    /// What a unit does when its commands have ended.
+    fn then(&mut self, at: usize, step: Step) {
+        if let Some(unit) = &mut self.prefill.tracks[at].unit {
+            unit.step = step;
         }
     }
 
@@ -363,8 +282,9 @@ impl Flow<'_, '_> {
         let c = lane.input_c(layer.kind)?;
         let command = layer.input.gemm(self.run.kernels, gemm, (at, n), (&lane.a, 0), c)?;
         let projection = layer.mixer.projection();
-        self.queue(at, command, projection, index, Step::Mix);
-        self.pump()
+        self.then(at, Step::Mix);
+        self.prefill.pipeline.queue(at, command, projection, index);
+        self.prefill.pipeline.pump(self.run)
     }
 
     /// Mixer, then `o`.
@@ -390,7 +310,8 @@ impl Flow<'_, '_> {
         lane.o_a.write_rows(pool, o.record.lda, width, mixed)?;
         self.run.lap(Stage::Write, index, t);
         let command = layer.o.gemm(self.run.kernels, o, (at, n), (&lane.o_a, 0), &lane.o_c)?;
-        self.queue(at, command, Projection::Output, index, Step::Add);
+        self.then(at, Step::Add);
+        self.prefill.pipeline.queue(at, command, Projection::Output, index);
         Ok(())
     }
 
@@ -411,12 +332,13 @@ impl Flow<'_, '_> {
         lane.a.write_rows(pool, gu.record.lda, d, normed)?;
         self.run.lap(Stage::Write, index, t);
         let command = layer.gu.gemm(self.run.kernels, gu, (at, n), (&lane.a, 0), &lane.gu_c)?;
-        self.queue(at, command, Projection::GateUp, index, Step::Leave);
+        self.then(at, Step::Leave);
+        self.prefill.pipeline.queue(at, command, Projection::GateUp, index);
         for s in 0..self.layers[index].down.len() {
             let lane = &self.prefill.tracks[at].lane;
             let from = (&lane.gu_c, s * down.record.k);
             let command = self.layers[index].down[s].gemm(self.run.kernels, down, (at, n), from, &lane.down_c[s])?;
-            self.queue(at, command, Projection::Down, index, Step::Leave);
+            self.prefill.pipeline.queue(at, command, Projection::Down, index);
         }
         Ok(())
     }

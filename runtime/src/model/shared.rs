@@ -72,14 +72,9 @@ fn element(params: &TextParams) -> Element {
 }
 
 impl Shared {
-    /// The kernels, a first lane for `chunks` chunks of rows (or as many as the streams take), and the buffers of one
-    /// token, in the order that is known to work.
-    pub(super) fn new(
-        params: &TextParams,
-        table: &Table,
-        up: &Uploader<'_>,
-        chunks: usize,
-    ) -> Result<(Shared, Lane), ModelError> {
+    /// The kernels, a first lane for the longest streams, and the buffers of one token, in the order that is known to
+    /// work.
+    pub(super) fn new(params: &TextParams, table: &Table, up: &Uploader<'_>) -> Result<(Shared, Lane), ModelError> {
         let npu = up.kernels.npu();
         let buffer = |len: usize| Buffer::new(npu.device(), element(params), len);
         let pair = |key: &str| Ok::<_, ModelError>((table.gemm(key)?, table.gemv(key)?));
@@ -88,7 +83,7 @@ impl Shared {
         let (linear, attention) = (kernels_of(LayerKind::Linear)?, kernels_of(LayerKind::Attention)?);
         let (o, gu, down, head) = (pair("o")?, pair("gu")?, pair("down")?, table.gemv("head")?);
         let inputs = [&linear, &attention].map(|pair| pair.as_ref().map(|(gemm, _)| gemm));
-        let lane = Gemms { inputs, o: &o.0, gu: &gu.0, down: &down.0 }.lane(params, npu, chunks)?;
+        let lane = Gemms { inputs, o: &o.0, gu: &gu.0, down: &down.0 }.lane(params, npu, usize::MAX)?;
 
         let x = buffer(params.hidden.max(o.1.record.k).max(params.down_slices * down.1.record.k))?;
         let finish = |input: Option<(Gemm, Gemv)>| match input {
@@ -105,7 +100,7 @@ impl Shared {
         Ok((Shared { linear, attention, o, gu, down, head, x, o_y, gu_y, down_y, head_y }, lane))
     }
 
-    /// Another lane.
+    /// Another lane, for so many chunks.
     pub(super) fn lane(&self, params: &TextParams, npu: &Npu, chunks: usize) -> Result<Lane, NpuError> {
         let inputs = [&self.linear, &self.attention].map(|input| input.as_ref().map(|input| &input.gemm));
         Gemms { inputs, o: &self.o.0, gu: &self.gu.0, down: &self.down.0 }.lane(params, npu, chunks)

@@ -36,7 +36,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Uploads the weights, then makes the buffers. With several commands in flight a prompt goes in lanes.
+    /// Uploads the weights, then makes the buffers. With several commands in flight a long prompt goes in lanes.
     pub(super) fn load(table: &Table, up: &mut Uploader<'_>, in_flight: usize) -> Result<Text, ModelError> {
         let params = up.bundle.manifest.text.clone();
         let format = match params.format {
@@ -47,8 +47,7 @@ impl Text {
         let embedding = Embedding::new(format, &params)?;
         let layers = (0..params.layers.len()).map(|i| Layer::load(&params, i, up)).collect::<Result<Vec<_>, _>>()?;
         let head = (0..params.head_parts).map(|j| up.linear(&format!("head{j}"))).collect::<Result<Vec<_>, _>>()?;
-        let chunks = if in_flight > 1 { 1 } else { usize::MAX };
-        let (shared, lane) = Shared::new(&params, table, up, chunks)?;
+        let (shared, lane) = Shared::new(&params, table, up)?;
         shared.verify(&params, &layers)?;
         let prefill = Prefill::new(&shared, lane, in_flight);
         Ok(Text {
