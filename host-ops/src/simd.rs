@@ -476,6 +476,15 @@ kernel! {
     }
 }
 
+/// Reads a value of every cache line of the first `bytes` bytes.
+pub(crate) fn touch<T: Copy>(x: &[T], bytes: usize) {
+    const LINE: usize = 64;
+    let size = size_of::<T>().max(1);
+    x[..x.len().min(bytes / size)].iter().step_by((LINE / size).max(1)).for_each(|x| {
+        std::hint::black_box(*x);
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

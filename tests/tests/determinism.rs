@@ -278,7 +278,27 @@ fn a_turn_can_be_broken_off_anywhere() {
     let whole = chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
     assert!(matches!(whole.stop, Stop::Budget | Stop::Token(_)));
     assert_eq!(whole.image_tokens, 7 * 11, "150 x 90 is enlarged to 352 x 224");
-    for at in 0..3 {
+    // Where each sort of event comes for the first time, and the places around: inside the picture, after it, inside the
+    // prompt, between tokens.
+    let mut first: Vec<(&str, usize)> = Vec::new();
+    let mut events = 0;
+    chat.turn(&turn, &mut |event| {
+        let kind = match event {
+            Event::Patches { .. } => "patches",
+            Event::Image { .. } => "image",
+            Event::Prompt { .. } => "prompt",
+            Event::Text(_) | Event::Silent(_) => "token",
+        };
+        if first.iter().all(|(known, _)| *known != kind) {
+            first.push((kind, events));
+        }
+        events += 1;
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert!(first.len() >= 4 && first[1].1 > 4, "a picture is worth several steps: {first:?}");
+    let places = first.iter().flat_map(|(_, at)| [*at, at + 1, at + 2]);
+    for at in places.filter(|at| at + 1 < events) {
         let mut events = 0;
         let mut text = String::new();
         let cut = chat
@@ -293,6 +313,31 @@ fn a_turn_can_be_broken_off_anywhere() {
         assert_eq!(cut.stop, Stop::Cancelled);
         assert!(whole.text.starts_with(text.trim_end_matches('\u{fffd}')) && cut.text == text);
         assert!(cut.tokens.len() < whole.tokens.len());
+        // And nothing of it is left.
+        assert_eq!(chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap().tokens, whole.tokens);
+    }
+}
+
+/// Units of a prompt that is broken off have come to different layers: the sequence starts over.
+#[test]
+fn a_prompt_broken_off_inside_leaves_nothing_behind() {
+    let (mut chat, _device) = load_on(incoherent(), LoadOptions::default());
+    let prompt = prompt_of_length(&mut chat, 600);
+    let whole = bits(&mut chat, &prompt, usize::MAX);
+    let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &prompt.vision };
+    for calls in [1, 3, 5] {
+        let model = chat.model_mut();
+        model.reset();
+        model.set_max_piece(usize::MAX);
+        let (mut left, mut seen) = (calls, Vec::new());
+        let appended = model.prefill(&input, &mut |done| {
+            left -= 1;
+            seen.push(done);
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert_eq!((appended.unwrap(), model.len(), seen.len()), (0, 0, calls));
+        assert!(seen.is_sorted() && seen.iter().all(|&done| done < 600), "{seen:?}");
+        assert!(whole == bits(&mut chat, &prompt, usize::MAX));
     }
 }
 

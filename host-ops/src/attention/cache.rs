@@ -4,7 +4,10 @@ use super::{
     text::Shape,
     tile::{BLOCK, Block, Data, PANEL, key_at, values_at},
 };
-use crate::bf16::{self, bf16 as Bf16};
+use crate::{
+    bf16::{self, bf16 as Bf16},
+    simd,
+};
 use half::{f16, slice::HalfFloatSliceExt};
 use std::sync::Arc;
 
@@ -132,6 +135,25 @@ impl KvCache {
     /// Forgets all tokens from `len` on; keeps the memory.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+    }
+
+    /// Reads keys and values, the newest first and up to so many bytes of them, so that they are in the cache when a
+    /// token comes.
+    pub fn touch(&self, mut bytes: usize) {
+        for page in self.pages[..self.len.div_ceil(BLOCK)].iter().rev() {
+            let size = self.page_len() * 2 * self.format.bytes();
+            if size > bytes {
+                return;
+            }
+            bytes -= size;
+            match &**page {
+                Page::Full(k, v) => [k, v].iter().for_each(|x| simd::touch(x, size)),
+                Page::Half(k, v) => {
+                    simd::touch(k, size);
+                    simd::touch(v, size);
+                }
+            }
+        }
     }
 
     /// Memory of its pages, in bytes (pages shared with a snapshot included).

@@ -225,6 +225,15 @@ mod tests {
             assert_eq!(bits(&one), bits(&run(2, &mut used)));
             assert_eq!(bits(&one), bits(&run(3, &mut Scratch::default())));
             assert_eq!(bits(&one), bits(&simd::plain(|| run(1, &mut Scratch::default()))));
+            // In parts, as a pipeline takes them.
+            let (pool, width, mut scratch) = (Pool::new(2), shape.width(), Scratch::default());
+            vision_keys(&pool, &shape, &rope, &qkv, &mut scratch);
+            let mut parts = vec![f32::NAN; n * width];
+            for (i, out) in parts.chunks_mut(5 * width).enumerate() {
+                let own = &qkv[15 * i * width..][..3 * out.len()];
+                vision_rows(&pool, &shape, &rope, (own, 5 * i), out, &mut scratch);
+            }
+            assert_eq!(bits(&one), bits(&parts));
         }
     }
 

@@ -156,6 +156,11 @@ impl State {
         out
     }
 
+    /// Reads the recurrent state, up to so many bytes of it, so that it is in the cache when a token comes.
+    pub fn touch(&self, bytes: usize) {
+        simd::touch(&self.recurrent, bytes);
+    }
+
     /// Bytes of memory it takes, the same for any number of tokens.
     pub fn bytes(&self) -> usize {
         let floats = [&self.conv, &self.recurrent, &self.deltas, &self.keys];

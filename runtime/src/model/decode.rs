@@ -108,6 +108,9 @@ impl Token {
         let input = shared.input(layer.kind)?;
         let command = layer.input.gemv(run.kernels, &input.gemv, x, &input.y)?;
         let sent = run.submit(command, layer.mixer.projection(), index)?;
+        t = Instant::now();
+        layer.mixer.touch();
+        run.lap(Stage::Warm, index, t);
         run.wait_as_ever(&sent)?;
         t = Instant::now();
         let width = layer.mixer.input_width();

@@ -134,6 +134,15 @@ impl Mixer {
         }
     }
 
+    /// Brings what it remembers into the cache, as far as a second level holds it.
+    pub(super) fn touch(&self) {
+        const CACHE: usize = 1 << 20;
+        match self {
+            Mixer::Linear { state, .. } => state.touch(CACHE),
+            Mixer::Attention { cache, .. } => cache.touch(CACHE),
+        }
+    }
+
     /// Forgets everything, keeps the memory.
     pub(super) fn reset(&mut self) {
         match self {
