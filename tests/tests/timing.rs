@@ -62,9 +62,10 @@ fn the_same_commands_write_the_same_bytes_and_take_the_sum_of_their_times() {
     // One at a time: every latency shows.
     let (serial, _) = run(Some(VIRTUAL), 1);
     assert_eq!(serial.device_ns, serial.array_ns + serial.commands * 65_000);
-    assert_eq!(serial.array_ns, timed.array_ns);
-    // Parts of the head go together, so that their latency does not.
-    assert!(timed.device_ns < serial.device_ns);
+    // A long prompt in lanes reads its weights once a chunk.
+    assert!(serial.commands < timed.commands && serial.array_ns < timed.array_ns);
+    // Parts of the head go together, so that their latency does not show.
+    assert!(timed.device_ns < timed.array_ns + timed.commands * 65_000);
 }
 
 #[test]
