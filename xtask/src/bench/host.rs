@@ -49,7 +49,6 @@ pub(super) fn run(bench: &mut Bench) {
         small(bench, &pool);
         peer(bench);
     }
-    bounds(&mut bench.report);
 }
 
 fn ours(bench: &mut Bench, name: &str, seconds: f64) {
@@ -200,7 +199,7 @@ fn peer(bench: &mut Bench) {
 }
 
 /// What would be possible, and how things were measured.
-fn bounds(report: &mut Report) {
+pub(super) fn bounds(report: &mut Report) {
     let (peak, update) = (report.machine.peak(), report.machine.update);
     let patches = (GRID[0] * GRID[1]) as f64;
     let mut set = |name: &str, bound: Option<(f64, String)>, note: &str| {

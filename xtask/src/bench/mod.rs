@@ -191,6 +191,8 @@ fn measure(options: &Options) -> Result<Report, String> {
             continue;
         }
         eprintln!("bench: {group}");
+        let again = Machine::measure(effort);
+        bench.report.machine.improve(&again);
         match group {
             "host" => host::run(&mut bench),
             "stage" => stage::run(&mut bench),
@@ -200,6 +202,8 @@ fn measure(options: &Options) -> Result<Report, String> {
         }
     }
     let mut report = bench.report;
+    // Last: by then the limits have been measured often.
+    host::bounds(&mut report);
     if !options.quick {
         report.targets = targets::judge(&report);
     }
