@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use amdxdna_ioctl::Errno;
@@ -180,6 +180,8 @@ pub(crate) struct Memory {
     split: Option<Split>,
     _owned: Vec<Region>,
     _window: Option<Arc<Region>>,
+    /// Another process may have the device's copy mapped.
+    shared: AtomicBool,
     /// After the mappings of it.
     _stored: Option<Stored>,
 }
@@ -212,6 +214,7 @@ impl Memory {
         let stored = Stored { file: Arc::clone(&store.file), start, len };
         let mut memory = Self::of_file(store.file.as_fd(), start, len, window, true)?;
         memory._stored = Some(stored);
+        memory.shared = AtomicBool::new(true);
         Ok(memory)
     }
 
@@ -225,6 +228,7 @@ impl Memory {
         let len = len.checked_next_multiple_of(PAGE as usize).ok_or(Errno::INVAL)?;
         let mut memory = Self::of_file(file.as_fd(), 0, len, None, coherent)?;
         memory.file = Some(file);
+        memory.shared = AtomicBool::new(coherent);
         Ok(memory)
     }
 
@@ -263,6 +267,7 @@ impl Memory {
             split,
             _owned: owned,
             _window: window.map(|(window, _)| Arc::clone(window)),
+            shared: AtomicBool::new(false),
             _stored: None,
         })
     }
@@ -283,7 +288,17 @@ impl Memory {
             owned.push(region);
             (ptr, Some(Split::new(len)?))
         };
-        Ok(Self { len, file: None, cpu, device, split, _owned: owned, _window: None, _stored: None })
+        Ok(Self {
+            len,
+            file: None,
+            cpu,
+            device,
+            split,
+            _owned: owned,
+            _window: None,
+            shared: AtomicBool::new(false),
+            _stored: None,
+        })
     }
 
     /// Bytes.
@@ -291,8 +306,16 @@ impl Memory {
         self.len
     }
 
-    /// The file behind the pages.
+    /// Whether another process may have the device's copy mapped.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    /// The file behind the pages, to be given away.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        if self.split.is_none() {
+            self.shared.store(true, Ordering::Relaxed);
+        }
         self.file.as_ref().map(AsFd::as_fd)
     }
 

@@ -32,8 +32,10 @@
 //! | `v.m_slices` | K slices of both merger linears | 4 |
 //! | `gemv_format f32`, `v.weights f32` | the test format: weights and activations in f32, reference kernels only | bfp16, w8 |
 //!
-//! A `gemm` or `gemv` line may carry `bias=` (are there bias chunks? else the size of the weights tells) and `format=`
-//! (only to repeat the bundle's). The record `ref2` is a `ref` that may have a system message and several images:
+//! A `gemm` or `gemv` line may carry `bias=` (are there bias chunks? else the size of the weights' tensors tells) and
+//! `format=` (only to repeat the bundle's). Its `b_bytes` and `w_words` say nothing that the tensors do not say better,
+//! and nothing depends on them; `a_elems` and `c_elems` must hold what M, K, N, the strides and the stream itself reach,
+//! and may be more. The record `ref2` is a `ref` that may have a system message and several images:
 //! `ref2 <name> prompt=<hex> thinking=<0|1> images=<n> [system=<hex>]`; its image tensors are numbered, see
 //! [`RefRecord`]. Every reference may have `ref.<name>.positions` i32 \[L, 3\] (time, row, column of each token) and
 //! `next_pos` i32 \[1\].
@@ -52,6 +54,7 @@ mod render;
 mod shapes;
 mod tensors;
 mod verify;
+mod weights;
 
 use std::path::{Path, PathBuf};
 
@@ -79,8 +82,13 @@ impl Bundle {
     /// Whatever is missing, malformed or inconsistent; the message names file, line or tensor.
     pub fn open(dir: &Path) -> Result<Self, BundleError> {
         let directory = files::Directory::open(dir)?;
-        let manifest = Manifest::parse(&files::read_text(&directory.own("manifest.txt")?)?)?;
+        let mut manifest = Manifest::parse(&files::read_text(&directory.own("manifest.txt")?)?)?;
+        // By name, before anything is concluded from sizes that another format has.
+        if manifest.text.format == WeightFormat::Bfp6s {
+            return Err(BundleError::Format { format: manifest.text.format.name() });
+        }
         let tensors = tensors::TensorFile::open(&directory.own("tensors.txt")?, &directory.own("tensors.bin")?)?;
+        weights::settle(&mut manifest, &tensors)?;
         verify::check(&manifest, &tensors)?;
         kernels::check(&manifest, &directory)?;
         files::open(&directory.own("tokenizer.json")?)?;

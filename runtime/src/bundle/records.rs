@@ -16,9 +16,9 @@ pub struct XclbinRecord {
 /// One instruction stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamRecord {
-    /// Elements of the A view (GEMM): `chunks * M * lda`.
+    /// Elements of the A view: at least those of its rows, `(chunks * M - 1) * lda + K`.
     pub a_elems: usize,
-    /// Elements of the C view (GEMM): `chunks * M * c_stride`.
+    /// Elements of the C view: at least those of its rows.
     pub c_elems: usize,
     /// Key of the xclbin that runs it.
     pub ctx: String,
@@ -44,7 +44,7 @@ pub struct GemmRecord {
     pub lda: usize,
     /// Row stride of C, elements.
     pub c_stride: usize,
-    /// Bytes of the packed B.
+    /// Bytes of the packed B: in an open bundle those of the smallest tensor, whatever the line says.
     pub b_bytes: usize,
     /// Whether B has a bias chunk before each 64-column block.
     pub bias: bool,
@@ -73,7 +73,7 @@ pub struct GemvRecord {
     pub m: usize,
     /// Inputs.
     pub k: usize,
-    /// 32-bit words of W.
+    /// 32-bit words of W: in an open bundle those of the smallest tensor, whatever the line says.
     pub w_words: usize,
     /// Whether W has bias chunks (stream order only).
     pub bias: bool,

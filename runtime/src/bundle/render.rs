@@ -21,6 +21,8 @@ impl Manifest {
             refs: Vec::new(),
             streams: Vec::new(),
             xclbin_lines: Default::default(),
+            silent: Default::default(),
+            silent_gemvs: Default::default(),
         }
     }
 

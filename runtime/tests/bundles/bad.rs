@@ -74,7 +74,11 @@ fn manifests() {
         ("param max_prompt 512\n", "param max_prompt 1024\n", "has streams for 2 chunks of 256; expected 1024 rows"),
         ("param n_down 1\n", "param n_down 2\n", "expected room for 2 slices of 512"),
         ("gemv_format bfp16", "gemv_format int4", "expected bfp16, bfp6s or f32"),
-        ("gemv_format bfp16", "gemv_format bfp6s", "x 2048 weights in bfp6s take"),
+        (
+            "gemv_format bfp16",
+            "gemv_format bfp6s",
+            "this program does not read weights in bfp6s; it reads bfp16, and f32 on the software NPU",
+        ),
         ("param v.out 512\n", "param v.out 256\n", "v.out is 256; expected the text model's D, 512"),
         ("param v.heads 2\n", "param v.heads 3\n", "v.D 128 in 3 heads"),
         ("param v.image_token 304\n", "param v.image_token 320\n", "v.image_token 320 is not below vocab"),
@@ -82,7 +86,7 @@ fn manifests() {
         ("xclbin gemm ", "xclbin other ", "there is no `xclbin gemm`"),
         ("gemm o ctx=gemm", "gemm lin ctx=gemm", "a second `gemm lin`"),
         ("gemm o ctx=gemm", "gemm p ctx=gemm", "no `gemm o` above this line"),
-        ("gemm o ctx=gemm M=256 K=512", "gemm o ctx=gemm M=256 K=500", "b_bytes is 294912, but 500 x 512 weights"),
+        ("gemm o ctx=gemm M=256 K=512", "gemm o ctx=gemm M=256 K=500", "K 500 and N 512; expected multiples"),
         (
             "gemm o ctx=gemm M=256 K=512 N=512 lda=512",
             "gemm o ctx=gemm M=256 K=512 N=512 lda=511",
@@ -95,10 +99,10 @@ fn manifests() {
             "`M=18446744073709551615`: expected a whole number",
         ),
         ("bias=0", "bias=2", "`bias=2`: expected 0 or 1"),
-        ("bias=0", "bias=1", "or 1474560 with biases"),
+        ("bias=0", "bias=1", "`gemv lin` is 2048 x 512 and `gemm lin` 2048 x 512; they read the same weights"),
         ("gemm_chunks lin 2", "gemm_chunks lin 3", "chunks `3`; expected 2, one more than the record before"),
-        ("a_elems=262144", "a_elems=262145", "a_elems 262145 for 512 rows of stride 512; expected 262144 to 262144"),
-        ("gemv o ctx=gemv M=512", "gemv o ctx=gemv M=1024", "4 * w_words is 294912"),
+        ("a_elems=262144", "a_elems=262143", "a_elems 262143 for 512 rows of stride 512; expected at least 262144"),
+        ("gemv o ctx=gemv M=512", "gemv o ctx=gemv M=1024", "they read the same weights"),
         (
             "gemv head ctx=gemv M=320 K=512 w_words=46080",
             "gemv head ctx=gemv M=256 K=512 w_words=36864",
@@ -121,6 +125,90 @@ fn manifests() {
     let other = vision.replace("lda=512", "lda=1024").replace("a_elems=131072", "a_elems=262144");
     says(&edited(&vision, &other), "lda of `gemm v_fc1` is 1024; expected that of `gemm v_qkv`, 512");
     assert!(Bundle::open(&bundle).is_ok());
+}
+
+/// Replaces the value of every `key=` of the manifest.
+fn with_values(bundle: &Path, key: &str, value: impl Fn(usize) -> usize) {
+    let path = bundle.join("manifest.txt");
+    let text = fs::read_to_string(&path).unwrap();
+    let word = |word: &str| match word.strip_prefix(&format!("{key}=")) {
+        Some(number) => format!("{key}={}", value(number.parse().unwrap())),
+        None => word.to_owned(),
+    };
+    let line = |line: &str| line.split(' ').map(word).collect::<Vec<_>>().join(" ") + "\n";
+    let other: String = text.lines().map(line).collect();
+    assert_ne!(other, text, "no {key}");
+    fs::write(path, other).unwrap();
+}
+
+/// The fault: sizes that other writers may reckon in another way were compared with our own reckoning.
+#[test]
+fn sizes_that_nothing_depends_on_refuse_no_bundle() {
+    let (_checkpoint, bundle) = good("other-sizes");
+    let before = Bundle::open(&bundle).unwrap().manifest;
+    // Elements for bytes, bytes for words, nothing at all; views with rows to spare.
+    with_values(&bundle, "b_bytes", |bytes| bytes * 8 / 9);
+    with_values(&bundle, "w_words", |words| words * 4);
+    with_values(&bundle, "a_elems", |elems| elems + 512);
+    with_values(&bundle, "c_elems", |elems| elems * 2);
+    let after = Bundle::open(&bundle).unwrap().manifest;
+    for (key, gemm) in &before.gemms {
+        assert_eq!(
+            (gemm.b_bytes, gemm.bias),
+            (after.gemms[key].b_bytes, after.gemms[key].bias),
+            "{key}: as its tensors"
+        );
+        assert_eq!(gemm.chunks[0].a_elems + 512, after.gemms[key].chunks[0].a_elems, "{key}: as its line");
+    }
+    for (key, gemv) in &before.gemvs {
+        assert_eq!((gemv.w_words, gemv.bias), (after.gemvs[key].w_words, after.gemvs[key].bias), "{key}");
+    }
+    with_values(&bundle, "b_bytes", |_| 0);
+    with_values(&bundle, "w_words", |_| 0);
+    assert!(Bundle::open(&bundle).is_ok());
+}
+
+#[test]
+fn without_a_word_on_biases_the_tensors_tell() {
+    let (_checkpoint, bundle) = good("no-bias");
+    let path = bundle.join("manifest.txt");
+    let text = fs::read_to_string(&path).unwrap();
+    let said = Bundle::open(&bundle).unwrap().manifest;
+    fs::write(&path, text.replace(" bias=0", "").replace(" bias=1", "")).unwrap();
+    with_values(&bundle, "b_bytes", |bytes| bytes + 1);
+    let told = Bundle::open(&bundle).unwrap().manifest;
+    assert!(told.gemms["v_qkv"].bias && !told.gemms["lin"].bias);
+    let biases = |manifest: &runtime::bundle::Manifest| -> Vec<bool> {
+        manifest.gemms.values().map(|gemm| gemm.bias).chain(manifest.gemvs.values().map(|gemv| gemv.bias)).collect()
+    };
+    assert_eq!(biases(&said), biases(&told));
+}
+
+/// The stream's own reach is the bound, and nothing else about its shape.
+#[test]
+fn a_view_that_its_stream_reaches_past_is_refused() {
+    let (_checkpoint, bundle) = good("short-view");
+    let stream = fs::read(bundle.join("kernels/o.x2.insts.bin")).unwrap();
+    says(&with(&bundle, "kernels/o.x1.insts.bin", &stream), "by the manifest; the stream belongs to another shape");
+    // Views with room for it are no longer in its way.
+    with_values(&bundle, "a_elems", |elems| elems * 2);
+    with_values(&bundle, "c_elems", |elems| elems * 2);
+    fs::write(bundle.join("kernels/o.x1.insts.bin"), &stream).unwrap();
+    assert!(Bundle::open(&bundle).is_ok());
+}
+
+/// Before its sizes are looked at, and so before any device is.
+#[test]
+fn weights_in_bfp6s_are_refused_by_name() {
+    let (_checkpoint, bundle) = good("bfp6s");
+    let path = bundle.join("manifest.txt");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("gemv_format bfp16", "gemv_format bfp6s")).unwrap();
+    fs::write(bundle.join("tensors.txt"), "").unwrap();
+    let error = Bundle::open(&bundle).unwrap_err();
+    assert!(matches!(error, BundleError::Format { format: "bfp6s" }), "{error}");
+    says(&error.to_string(), "`param gemv_format bfp6s`");
+    says(&error.to_string(), "it reads bfp16, and f32 on the software NPU");
 }
 
 #[test]
@@ -159,7 +247,10 @@ fn indices() {
     says(&spoiled(&norm, &moved(4)), "expected a multiple of 8");
     says(&spoiled(&norm, &moved(0)), "overlaps");
     let shorter = first.replace("1179648", "1179584");
-    says(&spoiled(&first, &shorter), "tensor `l0.g.in`: 1179584 bytes; expected the 1179648 of `gemm lin`");
+    says(
+        &spoiled(&first, &shorter),
+        "tensor `l0.g.in`: 1179584 bytes; `gemm lin`, 512 x 2048, takes at least 1179648 bytes in bfp16",
+    );
     says(&spoiled(&norm, "ln_f"), "1 words; expected `name dtype d0,d1,... offset bytes`");
     says(&with(&bundle, name, b""), "tensor `l0.g.in`: missing");
     assert!(Bundle::open(&bundle).is_ok());

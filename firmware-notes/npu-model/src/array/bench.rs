@@ -87,4 +87,9 @@ impl DeviceMemory for Buffers {
         let pointer = unsafe { pointer.add(offset) };
         Ok((pointer, len))
     }
+
+    /// They come from exclusive slices.
+    fn unshared(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
+        self.resolve(addr, len, false).ok().map(|(pointer, _)| pointer)
+    }
 }

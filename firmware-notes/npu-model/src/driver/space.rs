@@ -285,6 +285,12 @@ impl crate::array::DeviceMemory for Held {
         }
         Ok((ptr, len))
     }
+
+    fn unshared(&self, addr: u64, len: usize) -> Option<NonNull<u8>> {
+        let shared = self.space.find(addr, len)?.memory.is_shared();
+        let (ptr, whole) = self.resolve(addr, len, false).ok()?;
+        (!shared && whole == len).then_some(ptr)
+    }
 }
 
 impl ContextMemory for Held {
