@@ -5,7 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 
-use super::stage::FREE;
+use npu_model::Timing;
+
 use super::{Bench, supervised};
 
 pub(super) const OTHER: &str = "system calls a token: neither ioctl nor futex";
@@ -36,7 +37,7 @@ fn counted(bundle: &Path, program: &Path, first: &[&str], tokens: usize) -> Resu
     words.extend(first.iter().map(OsString::from));
     words.extend([bundle.as_os_str(), "512".as_ref(), "32".as_ref(), tokens.as_ref()].map(OsString::from));
     let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
-    let ran = supervised::run(FREE, Path::new("strace"), &words);
+    let ran = supervised::run(Timing::default(), Path::new("strace"), &words);
     let said = fs::read_to_string(&log).unwrap_or_default();
     let _ = fs::remove_file(log);
     ran.map(|_| parse(&said))
@@ -82,7 +83,7 @@ fn side(bench: &mut Bench, bundle: &Path, program: &Path, first: &[&str], mine: 
 fn allocations(bench: &mut Bench, bundle: &Path, own: &Path) {
     let words = ["bench", "--child", "text"].map(OsStr::new);
     let rest = [bundle.as_os_str(), "512".as_ref(), "32".as_ref(), "16".as_ref()];
-    match supervised::run(FREE, own, &[&words[..], &rest[..]].concat()) {
+    match supervised::run(Timing::default(), own, &[&words[..], &rest[..]].concat()) {
         Ok(ran) => {
             let row = bench.report.row("dispatch", ALLOCATIONS, "calls");
             row.ours.extend(ran.lines.median("token.allocations"));

@@ -100,7 +100,7 @@ pub(super) fn judge(report: &Report) -> Vec<Target> {
             "system calls a token",
             "<= 200 ioctls, an occasional futex, nothing else; no allocations",
             vec![
-                at_most("ioctls", ours("dispatch", calls::IOCTL).or(ours("dispatch", dispatch::IOCTLS)), 200.0, ""),
+                at_most("ioctls", ours("dispatch", dispatch::IOCTLS), 200.0, ""),
                 at_most("futex", ours("dispatch", calls::FUTEX), 10.0, ""),
                 at_most("others", ours("dispatch", calls::OTHER), 0.5, ""),
                 at_most("allocations", ours("dispatch", calls::ALLOCATIONS), 0.0, ""),
