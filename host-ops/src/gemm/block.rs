@@ -11,6 +11,9 @@ pub(crate) trait Blocks: Sized {
     fn bfp16_atom(atom: &[u8; 72]) -> [Self; 8];
     /// An atom of f32 (8 columns of 8 k): for each k the eight columns.
     fn f32_atom(atom: &[u8; 256]) -> [Self; 8];
+    /// Adds atom `i` times `x[8 i..]`, for all i and for G groups of 8 columns side by side: one fused multiply-add a
+    /// k. `tame` starts as what [`super::tame`] says of all of x and is kept from call to call of one chain.
+    fn chain<const G: usize>(atoms: [&[[u8; 72]]; G], x: &[f32], acc: &mut [Self; G], tame: &mut bool);
 }
 
 /// The f32 atom as rows of columns.
@@ -38,6 +41,11 @@ impl Blocks for Plain {
     #[inline(always)]
     fn f32_atom(atom: &[u8; 256]) -> [Self; 8] {
         f32_rows(atom)
+    }
+
+    #[inline(always)]
+    fn chain<const G: usize>(atoms: [&[[u8; 72]]; G], x: &[f32], acc: &mut [Self; G], _: &mut bool) {
+        super::groups(atoms, x, acc, &|atom| Plain::bfp16_atom(atom));
     }
 }
 
@@ -113,6 +121,174 @@ mod x86 {
         #[inline(always)]
         fn f32_atom(atom: &[u8; 256]) -> [Self; 8] {
             f32_rows(atom)
+        }
+
+        /// Not the weights are scaled but the accumulators, up before 8 k and down after them: two multiplications
+        /// instead of eight. A power of two commutes with rounding where nothing overflows or is lost below the normal
+        /// numbers:
+        ///
+        /// * x is 0 or in 2^-60 ..= 2^20, an exponent in 90 ..= 140, and there are at most 2^16 k. So an accumulator
+        ///   stays below 2^50, and below 2^117 when it is scaled, unless an exponent above 140 was met: then scaling
+        ///   is over for good.
+        /// * Products are multiples of 2^-126, accumulators of 2^-149: a sum below the normal numbers is exact, and
+        ///   remains so when it is scaled, which is upwards by 2^17 at least.
+        #[inline(always)]
+        fn chain<const G: usize>(atoms: [&[[u8; 72]]; G], x: &[f32], acc: &mut [Self; G], tame: &mut bool) {
+            for (i, x) in x.as_chunks::<8>().0.iter().enumerate() {
+                // A loop, not `from_fn`: that one is not always inlined, and each intrinsic is then a call.
+                let mut fields = [Fields::of(&atoms[0][i]); G];
+                for g in 1..G {
+                    fields[g] = Fields::of(&atoms[g][i]);
+                }
+                for atoms in &atoms {
+                    prefetch(&atoms[i]);
+                }
+                if !*tame || Fields::any_outside(&fields) {
+                    *tame &= !Fields::any_large(&fields);
+                    let row = atoms.map(|atoms| std::slice::from_ref(&atoms[i]));
+                    super::super::groups(row, x, acc, &|atom| Avx::bfp16_atom(atom));
+                    continue;
+                }
+                for g in 0..G {
+                    acc[g] = acc[g].mul(fields[g].up());
+                }
+                step::<0, G>(&fields, x, acc);
+                step::<1, G>(&fields, x, acc);
+                step::<2, G>(&fields, x, acc);
+                step::<3, G>(&fields, x, acc);
+                step::<4, G>(&fields, x, acc);
+                step::<5, G>(&fields, x, acc);
+                step::<6, G>(&fields, x, acc);
+                step::<7, G>(&fields, x, acc);
+                for g in 0..G {
+                    acc[g] = acc[g].mul(fields[g].down());
+                }
+            }
+        }
+    }
+
+    /// An atom taken apart: a lane for each column.
+    #[derive(Clone, Copy)]
+    struct Fields {
+        /// Mantissas of k 0 to 3 and 4 to 7, a byte each.
+        mantissas: [__m256i; 2],
+        /// Exponents at the place that f32 has them.
+        exponents: __m256i,
+    }
+
+    /// One k of all groups. K is a constant: so the compiler has the shuffle's pattern in memory.
+    #[inline(always)]
+    fn step<const K: usize, const G: usize>(fields: &[Fields; G], x: &[f32; 8], acc: &mut [Avx; G]) {
+        let x = Avx::splat(x[K]);
+        for g in 0..G {
+            acc[g] = fields[g].mantissas::<K>().fma(x, acc[g]);
+        }
+    }
+
+    /// Bytes between what is fetched and what is worked on: two k slices of a column block. Its groups are walked side
+    /// by side in pieces that are too short for the hardware to see where they lead.
+    const AHEAD: usize = 2 * 8 * 16 * 72;
+
+    #[inline(always)]
+    fn prefetch(atom: &[u8; 72]) {
+        // SAFETY: a prefetch is a hint: it touches nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(atom.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
+    }
+
+    /// A byte that no source goes to.
+    const N: i8 = -1;
+    /// The byte of each lane to its top.
+    const TOP: [[i8; 16]; 4] = [
+        [N, N, N, 0, N, N, N, 4, N, N, N, 8, N, N, N, 12],
+        [N, N, N, 1, N, N, N, 5, N, N, N, 9, N, N, N, 13],
+        [N, N, N, 2, N, N, N, 6, N, N, N, 10, N, N, N, 14],
+        [N, N, N, 3, N, N, N, 7, N, N, N, 11, N, N, N, 15],
+    ];
+    /// Two columns from the first byte on: mantissas of k 0 to 3 beside the exponents.
+    const FIRST: [[i8; 16]; 2] =
+        [[1, 2, 3, 4, 10, 11, 12, 13, N, N, N, 0, N, N, N, 9], [N, N, N, 0, N, N, N, 9, 1, 2, 3, 4, 10, 11, 12, 13]];
+    /// The same columns from the third byte on, where the last two mantissas are in reach: k 4 to 7.
+    const LAST: [[i8; 16]; 2] =
+        [[3, 4, 5, 6, 12, 13, 14, 15, N, N, N, N, N, N, N, N], [N, N, N, N, N, N, N, N, 3, 4, 5, 6, 12, 13, 14, 15]];
+
+    /// Moves bytes of both halves alike.
+    #[inline(always)]
+    fn shuffle(x: __m256i, pattern: &'static [i8; 16]) -> __m256i {
+        // SAFETY: AVX2 is there, see `Avx`; the pattern has the 16 bytes that are loaded.
+        unsafe { _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(_mm_loadu_si128(pattern.as_ptr().cast()))) }
+    }
+
+    impl Fields {
+        #[inline(always)]
+        fn of(atom: &[u8; 72]) -> Fields {
+            // SAFETY: AVX2 is there, see `Avx`; each load of 16 bytes starts at 56 at most, inside the atom.
+            unsafe {
+                // Columns 0 to 3 are in the low half of each vector, 4 to 7, 36 bytes later, in the high half.
+                let at = |byte: usize| {
+                    let low = _mm_loadu_si128(atom.as_ptr().add(byte).cast());
+                    let high = _mm_loadu_si128(atom.as_ptr().add(byte + 36).cast());
+                    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+                };
+                let (p, q) = (shuffle(at(0), &FIRST[0]), shuffle(at(18), &FIRST[1]));
+                let (r, s) = (shuffle(at(2), &LAST[0]), shuffle(at(20), &LAST[1]));
+                Fields {
+                    mantissas: [_mm256_blend_epi32::<0xCC>(p, q), _mm256_or_si256(r, s)],
+                    exponents: _mm256_srli_epi32::<1>(_mm256_alignr_epi8::<8>(q, p)),
+                }
+            }
+        }
+
+        /// Whether an exponent is below 90 or above 140.
+        #[inline(always)]
+        fn any_outside(fields: &[Fields]) -> bool {
+            // SAFETY: AVX2 is there, see `Avx`.
+            unsafe {
+                let (mut least, mut most) = (fields[0].exponents, fields[0].exponents);
+                for f in &fields[1..] {
+                    least = _mm256_min_epi32(least, f.exponents);
+                    most = _mm256_max_epi32(most, f.exponents);
+                }
+                let small = _mm256_cmpgt_epi32(_mm256_set1_epi32(90 << 23), least);
+                let large = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(140 << 23));
+                _mm256_movemask_epi8(_mm256_or_si256(small, large)) != 0
+            }
+        }
+
+        /// Whether an exponent is above 140.
+        #[inline(always)]
+        fn any_large(fields: &[Fields]) -> bool {
+            // SAFETY: AVX2 is there, see `Avx`.
+            unsafe {
+                let mut most = fields[0].exponents;
+                for f in &fields[1..] {
+                    most = _mm256_max_epi32(most, f.exponents);
+                }
+                _mm256_movemask_epi8(_mm256_cmpgt_epi32(most, _mm256_set1_epi32(140 << 23))) != 0
+            }
+        }
+
+        /// Mantissas of one k, times 2^24.
+        #[inline(always)]
+        fn mantissas<const K: usize>(&self) -> Avx {
+            let top = shuffle(self.mantissas[K / 4], &TOP[K % 4]);
+            // SAFETY: AVX2 is there, see `Avx`.
+            Avx(unsafe { _mm256_cvtepi32_ps(top) })
+        }
+
+        /// 2^(e - 157): what [`Fields::mantissas`] lack to the weights.
+        #[inline(always)]
+        fn down(&self) -> Avx {
+            // SAFETY: AVX2 is there, see `Avx`.
+            Avx(unsafe { _mm256_castsi256_ps(_mm256_sub_epi32(self.exponents, _mm256_set1_epi32(30 << 23))) })
+        }
+
+        /// 2^(157 - e).
+        #[inline(always)]
+        fn up(&self) -> Avx {
+            // SAFETY: AVX2 is there, see `Avx`.
+            Avx(unsafe {
+                _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((284_u32 << 23).cast_signed()), self.exponents))
+            })
         }
     }
 }

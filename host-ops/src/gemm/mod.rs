@@ -182,8 +182,13 @@ pub fn gemv_block(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_
 kernel! {
     fn gemv_block_kernel<V>(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_COLUMNS]) {
         match format {
-            Format::Bfp16 => stream_block::<V, 72>(packed, x, y, |atom| V::bfp16_atom(atom)),
-            Format::F32 => stream_block::<V, 256>(packed, x, y, |atom| V::f32_atom(atom)),
+            Format::Bfp16 => {
+                let mut tame = tame(x);
+                stream_block::<V, 72>(packed, x, y, |atoms, x, acc| V::chain(atoms, x, acc, &mut tame));
+            }
+            Format::F32 => {
+                stream_block::<V, 256>(packed, x, y, |atoms, x, acc| groups(atoms, x, acc, &|atom| V::f32_atom(atom)));
+            }
         }
     }
 }
@@ -193,14 +198,14 @@ fn stream_block<V: Lanes, const ATOM: usize>(
     packed: &[u8],
     x: &[f32],
     y: &mut [f32; BLOCK_COLUMNS],
-    decode: impl Fn(&[u8; ATOM]) -> [V; 8],
+    mut chain: impl FnMut([&[[u8; ATOM]]; 4], &[f32], &mut [V; 4]),
 ) {
     const UNIT: usize = STREAM_K / 8;
     let mut acc = [[V::splat(0.0); 4]; 2];
     let atoms = packed.as_chunks::<ATOM>().0;
     for (x, slice) in x.chunks_exact(STREAM_K).zip(atoms.chunks_exact(8 * UNIT)) {
         for (acc, units) in acc.iter_mut().zip(slice.chunks_exact(4 * UNIT)) {
-            groups(std::array::from_fn(|g| &units[g * UNIT..][..UNIT]), x, acc, &decode);
+            chain(std::array::from_fn(|g| &units[g * UNIT..][..UNIT]), x, acc);
         }
     }
     for (v, y) in acc.into_iter().flatten().zip(y.as_chunks_mut().0) {
@@ -222,8 +227,23 @@ pub fn gemv_rows(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
 kernel! {
     fn gemv_rows_kernel<V>(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
         match format {
-            Format::Bfp16 => row_groups::<V, 72>(packed, x, y, |atom| V::bfp16_atom(atom)),
-            Format::F32 => row_groups::<V, 256>(packed, x, y, |atom| V::f32_atom(atom)),
+            Format::Bfp16 => {
+                let tame = tame(x);
+                row_groups::<V, 72>(
+                    packed,
+                    x,
+                    y,
+                    |atoms, x, acc| V::chain(atoms, x, acc, &mut { tame }),
+                    |atoms, x, acc| V::chain(atoms, x, acc, &mut { tame }),
+                );
+            }
+            Format::F32 => row_groups::<V, 256>(
+                packed,
+                x,
+                y,
+                |atoms, x, acc| groups(atoms, x, acc, &|atom| V::f32_atom(atom)),
+                |atoms, x, acc| groups(atoms, x, acc, &|atom| V::f32_atom(atom)),
+            ),
         }
     }
 }
@@ -233,23 +253,36 @@ fn row_groups<V: Lanes, const ATOM: usize>(
     packed: &[u8],
     x: &[f32],
     y: &mut [f32],
-    decode: impl Fn(&[u8; ATOM]) -> [V; 8],
+    four: impl Fn([&[[u8; ATOM]]; 4], &[f32], &mut [V; 4]),
+    one: impl Fn([&[[u8; ATOM]]; 1], &[f32], &mut [V; 1]),
 ) {
     let n = x.len() / 8;
     let atoms = packed.as_chunks::<ATOM>().0;
     let fours = y.len() / 32;
     for (y, atoms) in y.chunks_exact_mut(32).zip(atoms.chunks_exact(4 * n)) {
         let mut acc = [V::splat(0.0); 4];
-        groups(std::array::from_fn(|g| &atoms[g * n..][..n]), x, &mut acc, &decode);
+        four(std::array::from_fn(|g| &atoms[g * n..][..n]), x, &mut acc);
         for (v, y) in acc.into_iter().zip(y.as_chunks_mut().0) {
             v.store(y);
         }
     }
     for (y, atoms) in y[fours * 32..].as_chunks_mut().0.iter_mut().zip(atoms[fours * 4 * n..].chunks_exact(n)) {
         let mut acc = [V::splat(0.0)];
-        groups([atoms], x, &mut acc, &decode);
+        one([atoms], x, &mut acc);
         acc[0].store(y);
     }
+}
+
+/// Whether activations are such that accumulators can be scaled in place of weights, see `chain` of the vectors.
+#[inline(always)]
+fn tame(x: &[f32]) -> bool {
+    const LEAST: u32 = (127 - 60) << 23;
+    const MOST: u32 = (127 + 20) << 23;
+    let value = |x: &f32| {
+        let size = x.to_bits() & 0x7fff_ffff;
+        size == 0 || size.wrapping_sub(LEAST) <= MOST - LEAST
+    };
+    x.len() <= 1 << 16 && x.iter().fold(true, |all, x| all & value(x))
 }
 
 /// Walks G groups of 8 columns side by side: their chains of additions are independent and hide each other's latency.

@@ -139,3 +139,77 @@ fn row_layout_products_are_the_same_chains() {
         }
     }
 }
+
+/// The plain chain of a column: what any kernel has to give, bit for bit.
+fn chain_of(packed: &[u8], x: &[f32], column: usize) -> f32 {
+    let w = |k| stream_value(Format::Bfp16, packed, k, column);
+    x.iter().enumerate().fold(0.0, |acc: f32, (k, x)| x.mul_add(w(k), acc))
+}
+
+/// The vector kernel scales accumulators instead of weights where that cannot be seen. These are weights and
+/// activations on both sides of every bound it has, with much cancellation.
+#[test]
+fn scaled_accumulators_are_never_seen() {
+    let mut random = Random::new(11);
+    let k = 256;
+    let exponents: [&[u8]; 7] =
+        [&[100, 125], &[90, 140], &[89, 120], &[141, 120], &[90, 91, 1], &[0, 115], &[255, 90, 128]];
+    let powers: [&[i32]; 6] = [&[0], &[-60, 0], &[-61, -59], &[19, -60], &[21, 0], &[-120, -149, 100]];
+    for exponents in exponents {
+        for powers in powers {
+            for rare in [1, 40, 3000] {
+                let mut packed = packed(&mut random, Format::Bfp16, k * 64);
+                for block in packed.as_chunks_mut::<9>().0 {
+                    // The last of the exponents is rare or not; the first is the usual one.
+                    let which = if random.next() % rare == 0 { random.next() as usize % exponents.len() } else { 0 };
+                    block[0] = exponents[which];
+                    // Often small or no mantissas: sums that cancel to nothing.
+                    if random.next() % 3 == 0 {
+                        block[1..].iter_mut().for_each(|m| *m = (*m as i8 / 64) as u8);
+                    }
+                }
+                let mut x: Vec<f32> = (0..k)
+                    .map(|_| {
+                        let power = powers[random.next() as usize % powers.len()];
+                        let mantissa = 1.0 + (random.next() % 128) as f32 / 128.0;
+                        let sign = if random.next() % 2 == 0 { 1.0 } else { -1.0 };
+                        sign * mantissa * 2f32.powi(power / 2) * 2f32.powi(power - power / 2)
+                    })
+                    .collect();
+                for i in (0..k).step_by(5) {
+                    x[i] = if i % 2 == 0 { 0.0 } else { -0.0 };
+                }
+                if rare == 40 {
+                    // Each value meets its negative: the sum is zero in between.
+                    (0..k / 2).for_each(|i| x[2 * i + 1] = -x[2 * i]);
+                }
+                let expected: Vec<f32> = (0..64).map(|column| chain_of(&packed, &x, column)).collect();
+                let mut y = [0.0; 64];
+                gemv_block(Format::Bfp16, &packed, &x, &mut y);
+                assert_eq!(bits(&y), bits(&expected), "exponents {exponents:?}, powers {powers:?}, 1 in {rare}");
+                // The same bytes as eight rows.
+                let mut y = [0.0; 64];
+                gemv_rows(Format::Bfp16, &packed, &x, &mut y);
+                let mut same = [0.0; 64];
+                plain(|| gemv_rows(Format::Bfp16, &packed, &x, &mut same));
+                assert_eq!(bits(&y), bits(&same), "rows, exponents {exponents:?}, powers {powers:?}, 1 in {rare}");
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_that_are_not_finite_give_the_same_everywhere() {
+    let mut random = Random::new(12);
+    let packed = packed(&mut random, Format::Bfp16, 128 * 64);
+    for odd in [f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE / 4.0] {
+        let mut x = random.normal(128);
+        x[77] = odd;
+        let run = || {
+            let mut y = [0.0; 64];
+            gemv_block(Format::Bfp16, &packed, &x, &mut y);
+            y.map(|y| if y.is_nan() { 1 } else { y.to_bits() })
+        };
+        assert_eq!(run(), plain(run), "{odd}");
+    }
+}

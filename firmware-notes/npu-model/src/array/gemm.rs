@@ -11,7 +11,7 @@ use host_ops::{act, gemm};
 
 use super::Epilogue;
 use super::kernel::{GemmJob, element_bytes};
-use super::memory::{DeviceMemory, MemoryFault, Piece, bytes, read, write};
+use super::memory::{DeviceMemory, MemoryFault, Piece, read, whole, write};
 use super::numbers::{load, store};
 use super::shim::{COLUMNS, Direction, Lanes};
 use super::step::{Progress, Traffic};
@@ -27,15 +27,28 @@ const K_TILE: usize = 512;
 
 /// Memory that a GEMM needs and keeps for the next one.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
-    activations: [Vec<f32>; GRID_ROWS],
+pub(super) struct Buffers {
+    activations: [Rows; GRID_ROWS],
     weights: [Column; COLUMNS],
+    c: [Vec<Piece>; COLUMNS],
     results: Vec<Vec<u8>>,
+}
+
+/// 64 rows of A.
+#[derive(Debug, Default)]
+struct Rows {
+    pieces: Vec<Piece>,
+    raw: Vec<u8>,
+    /// A few rows in plain order.
+    rows: Vec<f32>,
+    /// All, as the multiplication wants them.
+    packed: Vec<f32>,
 }
 
 /// A column block of B, decoded.
 #[derive(Debug, Default)]
 struct Column {
+    pieces: Vec<Piece>,
     panels: Vec<f32>,
     /// Zeros without bias chunks.
     bias: Vec<f32>,
@@ -68,7 +81,7 @@ impl Gemm {
         lanes: &mut Lanes,
         memory: &dyn DeviceMemory,
         pool: &Pool,
-        scratch: &mut Scratch,
+        buffers: &mut Buffers,
         traffic: &mut Traffic,
     ) -> Result<Progress, MemoryFault> {
         let GemmJob { k, n, bias, format, streamed, .. } = self.job;
@@ -92,9 +105,14 @@ impl Gemm {
             }
         }
 
-        let a: Vec<_> = (0..GRID_ROWS).map(|row| lanes.get(2 * row, Direction::Mm2s, 0).take(a_words)).collect();
-        let b: Vec<_> = (0..active).map(|column| lanes.get(column, Direction::Mm2s, 1).take(b_words)).collect();
-        let c: Vec<_> = (0..active).map(|column| lanes.get(column, Direction::S2mm, 0).take(c_words)).collect();
+        let Buffers { activations, weights, c, results } = buffers;
+        for (row, a) in activations.iter_mut().enumerate() {
+            lanes.get(2 * row, Direction::Mm2s, 0).take(a_words, &mut a.pieces);
+        }
+        for column in 0..active {
+            lanes.get(column, Direction::Mm2s, 1).take(b_words, &mut weights[column].pieces);
+            lanes.get(column, Direction::S2mm, 0).take(c_words, &mut c[column]);
+        }
         traffic.read += 4 * (a_words * GRID_ROWS as u64 + b_words * active as u64);
         traffic.written += 4 * c_words * active as u64;
 
@@ -105,20 +123,19 @@ impl Gemm {
             }
         };
         let job = self.job;
-        pool.run_chunks(&mut scratch.activations, 1, &|row, out| note(activations(&job, memory, &a[row], &mut out[0])));
+        pool.run_chunks(activations, 1, &|_, rows| note(rows[0].load(&job, memory)));
         if fresh {
-            pool.run_chunks(&mut scratch.weights[..active], 1, &|column, out| {
-                note(out[0].load(&job, memory, &b[column], bias_bytes, block_bytes));
+            pool.run_chunks(&mut weights[..active], 1, &|_, column| {
+                note(column[0].load(&job, memory, bias_bytes, block_bytes));
             });
         }
-        scratch.results.resize_with(COLUMNS * GRID_ROWS, Vec::new);
-        let (inputs, weights) = (&scratch.activations, &scratch.weights);
+        results.resize_with(COLUMNS * GRID_ROWS, Vec::new);
         if lock_free(&fault) {
-            pool.run_chunks(&mut scratch.results[..active * GRID_ROWS], 1, &|i, out| {
-                products(&job, &inputs[i % GRID_ROWS], &weights[i / GRID_ROWS], &mut out[0]);
+            pool.run_chunks(&mut results[..active * GRID_ROWS], 1, &|i, out| {
+                products(&job, &activations[i % GRID_ROWS].packed, &weights[i / GRID_ROWS], &mut out[0]);
             });
             // In order on one thread: overlapping results have one outcome, and nobody reads what another writes.
-            for (i, result) in scratch.results[..active * GRID_ROWS].iter().enumerate() {
+            for (i, result) in results[..active * GRID_ROWS].iter().enumerate() {
                 let start = (i % GRID_ROWS * result.len()) as u64;
                 note(write(memory, &c[i / GRID_ROWS], start, result));
             }
@@ -140,28 +157,26 @@ fn lock_free(fault: &Mutex<Option<MemoryFault>>) -> bool {
     fault.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_none()
 }
 
-/// Reads 64 rows of A, k tile by k tile, and prepares them for the multiplication.
-fn activations(
-    job: &GemmJob,
-    memory: &dyn DeviceMemory,
-    pieces: &[Piece],
-    out: &mut Vec<f32>,
-) -> Result<(), MemoryFault> {
-    let (k, element) = (job.k, element_bytes(job.format));
-    let mut raw = vec![0; CORE_ROWS * k * element];
-    read(memory, pieces, 0, &mut raw)?;
-    out.resize(CORE_ROWS * k, 0.0);
-    let mut rows = vec![0.0; gemm::TILE_ROWS * k];
-    for (tile, out) in out.chunks_exact_mut(gemm::TILE_ROWS * k).enumerate() {
-        for (r, row) in rows.chunks_exact_mut(k).enumerate() {
-            for (t, values) in row.chunks_exact_mut(K_TILE).enumerate() {
-                let start = (t * CORE_ROWS + tile * gemm::TILE_ROWS + r) * K_TILE * element;
-                load(job.format, &raw[start..start + K_TILE * element], values);
+impl Rows {
+    /// Reads them, k tile by k tile, and prepares them for the multiplication.
+    fn load(&mut self, job: &GemmJob, memory: &dyn DeviceMemory) -> Result<(), MemoryFault> {
+        let Rows { pieces, raw, rows, packed } = self;
+        let (k, element) = (job.k, element_bytes(job.format));
+        raw.resize(CORE_ROWS * k * element, 0);
+        rows.resize(gemm::TILE_ROWS * k, 0.0);
+        packed.resize(CORE_ROWS * k, 0.0);
+        read(memory, pieces, 0, raw)?;
+        for (tile, out) in packed.chunks_exact_mut(gemm::TILE_ROWS * k).enumerate() {
+            for (r, row) in rows.chunks_exact_mut(k).enumerate() {
+                for (t, values) in row.chunks_exact_mut(K_TILE).enumerate() {
+                    let start = (t * CORE_ROWS + tile * gemm::TILE_ROWS + r) * K_TILE * element;
+                    load(job.format, &raw[start..start + K_TILE * element], values);
+                }
             }
+            gemm::pack_rows(job.format, rows, k, out);
         }
-        gemm::pack_rows(job.format, &rows, k, out);
+        Ok(())
     }
-    Ok(())
 }
 
 impl Column {
@@ -170,22 +185,22 @@ impl Column {
         &mut self,
         job: &GemmJob,
         memory: &dyn DeviceMemory,
-        pieces: &[Piece],
         bias_bytes: usize,
         block_bytes: usize,
     ) -> Result<(), MemoryFault> {
-        self.bias.clear();
-        self.bias.resize(BLOCK, 0.0);
+        let Column { pieces, panels, bias } = self;
+        bias.clear();
+        bias.resize(BLOCK, 0.0);
         if bias_bytes > 0 {
-            let mut raw = vec![0; BLOCK * element_bytes(job.format)];
-            read(memory, pieces, 0, &mut raw)?;
-            load(job.format, &raw, &mut self.bias);
+            let mut raw = [0; 4 * BLOCK];
+            let raw = &mut raw[..BLOCK * element_bytes(job.format)];
+            read(memory, pieces, 0, raw)?;
+            load(job.format, raw, bias);
         }
-        self.panels.resize(job.k * BLOCK, 0.0);
-        let mut gathered = Vec::new();
-        let packed = bytes(memory, pieces, bias_bytes as u64, block_bytes, &mut gathered)?;
-        gemm::unpack_block(job.format, packed, job.k, &mut self.panels);
-        Ok(())
+        panels.resize(job.k * BLOCK, 0.0);
+        whole(memory, pieces, bias_bytes as u64, block_bytes, |packed| {
+            gemm::unpack_block(job.format, packed, job.k, panels);
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use host_ops::gemm;
 use host_ops::pool::Pool;
 
 use super::kernel::{GemvJob, element_bytes};
-use super::memory::{DeviceMemory, MemoryFault, Piece, bytes, read, write};
+use super::memory::{DeviceMemory, MemoryFault, Piece, read, whole, write};
 use super::numbers::{load, store};
 use super::shim::{COLUMNS, Direction, Lanes};
 use super::step::{Progress, Traffic};
@@ -23,20 +23,34 @@ pub(super) struct Gemv {
     done: [bool; COLUMNS],
 }
 
-/// One column's transfers.
-struct Part {
-    x: usize,
-    w: Vec<Piece>,
-    y: Vec<Piece>,
+/// Memory that a GEMV needs and keeps for the next one.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    parts: [Part; COLUMNS],
+    xs: Vec<Vector>,
+    raw: Vec<u8>,
+    /// As they leave, [`BLOCK`] places for each block of each part.
     results: Vec<u8>,
 }
 
-/// Block `i` of a part: 64 results, fewer at the end of a part in row order.
-struct Block<'a> {
-    i: usize,
-    x: &'a [f32],
-    w: &'a [Piece],
-    out: &'a mut [u8],
+/// One column's transfers.
+#[derive(Debug, Default)]
+struct Part {
+    /// Which vector.
+    x: usize,
+    w: Vec<Piece>,
+    y: Vec<Piece>,
+    /// Results.
+    share: usize,
+    /// Its first block among those of all parts.
+    first: usize,
+}
+
+/// An input vector, and where it comes from.
+#[derive(Debug, Default)]
+struct Vector {
+    pieces: Vec<Piece>,
+    values: Vec<f32>,
 }
 
 impl Gemv {
@@ -59,13 +73,14 @@ impl Gemv {
         lanes: &mut Lanes,
         memory: &dyn DeviceMemory,
         pool: &Pool,
+        buffers: &mut Buffers,
         traffic: &mut Traffic,
     ) -> Result<Progress, MemoryFault> {
         let GemvJob { shares, k, format, .. } = self.job;
         let element = element_bytes(format);
+        let Buffers { parts, xs, raw, results } = buffers;
         let mut starved = None;
-        let mut x_pieces: Vec<Vec<Piece>> = Vec::new();
-        let mut parts: Vec<Part> = Vec::new();
+        let (mut columns, mut vectors, mut blocks) = (0, 0, 0);
         for (column, &share) in shares.iter().enumerate() {
             let sizes = [k * element, self.weight_bytes(share), share * element].map(|bytes| (bytes / 4) as u64);
             let channels = [(Direction::Mm2s, 0), (Direction::Mm2s, 1), (Direction::S2mm, 0)];
@@ -80,35 +95,41 @@ impl Gemv {
                 continue;
             }
             self.done[column] = true;
-            let x = lanes.get(column, Direction::Mm2s, 0).take(sizes[0]);
-            let w = lanes.get(column, Direction::Mm2s, 1).take(sizes[1]);
-            let y = lanes.get(column, Direction::S2mm, 0).take(sizes[2]);
+            let part = &mut parts[columns];
+            columns += 1;
+            if vectors == xs.len() {
+                xs.push(Vector::default());
+            }
+            lanes.get(column, Direction::Mm2s, 0).take(sizes[0], &mut xs[vectors].pieces);
+            lanes.get(column, Direction::Mm2s, 1).take(sizes[1], &mut part.w);
+            lanes.get(column, Direction::S2mm, 0).take(sizes[2], &mut part.y);
             traffic.read += 4 * (sizes[0] + sizes[1]);
             traffic.written += 4 * sizes[2];
             // Columns normally get the same x: it is read once.
-            let x = x_pieces.iter().position(|seen| *seen == x).unwrap_or_else(|| {
-                x_pieces.push(x);
-                x_pieces.len() - 1
-            });
-            parts.push(Part { x, w, y, results: vec![0; share * element] });
+            part.x = xs[..vectors].iter().position(|seen| seen.pieces == xs[vectors].pieces).unwrap_or(vectors);
+            vectors = vectors.max(part.x + 1);
+            (part.share, part.first) = (share, blocks);
+            blocks += share.div_ceil(BLOCK);
         }
-        if let (Some(starved), []) = (starved, &parts[..]) {
+        if let (Some(starved), 0) = (starved, columns) {
             return Ok(starved);
         }
 
-        let mut xs = Vec::new();
-        for pieces in &x_pieces {
-            let (mut raw, mut x) = (vec![0; k * element], vec![0.0; k]);
-            read(memory, pieces, 0, &mut raw)?;
-            load(format, &raw, &mut x);
+        for x in &mut xs[..vectors] {
+            raw.resize(k * element, 0);
+            x.values.resize(k, 0.0);
+            read(memory, &x.pieces, 0, raw)?;
+            load(format, raw, &mut x.values);
             if format == Format::Bfp16 {
-                gemm::split(&mut x);
+                gemm::split(&mut x.values);
             }
-            xs.push(x);
         }
-        self.multiply(memory, pool, &xs, &mut parts)?;
-        for part in &parts {
-            write(memory, &part.y, 0, &part.results)?;
+        let parts = &parts[..columns];
+        let block_bytes = BLOCK * element;
+        results.resize(blocks * block_bytes, 0);
+        self.multiply(memory, pool, xs, parts, results)?;
+        for part in parts {
+            write(memory, &part.y, 0, &results[part.first * block_bytes..][..part.share * element])?;
         }
         Ok(if self.done == [true; COLUMNS] { Progress::Finished } else { Progress::Stepped })
     }
@@ -118,48 +139,52 @@ impl Gemv {
         &self,
         memory: &dyn DeviceMemory,
         pool: &Pool,
-        xs: &[Vec<f32>],
-        parts: &mut [Part],
+        xs: &[Vector],
+        parts: &[Part],
+        results: &mut [u8],
     ) -> Result<(), MemoryFault> {
-        let format = self.job.format;
-        let block_bytes = BLOCK * element_bytes(format);
-        let mut blocks: Vec<Block<'_>> = Vec::new();
-        for part in parts {
-            let Part { x, w, results, .. } = part;
-            let outs = results.chunks_mut(block_bytes).enumerate();
-            blocks.extend(outs.map(|(i, out)| Block { i, x: &xs[*x], w, out }));
-        }
+        let element = element_bytes(self.job.format);
         let fault = Mutex::new(None);
-        pool.run_chunks(&mut blocks, 1, &|_, block| {
-            if let Err(error) = self.block(memory, &mut block[0]) {
+        pool.run_chunks(results, BLOCK * element, &|block, out| {
+            // The first part begins with block 0, so there is one.
+            let Some(part) = parts.iter().rev().find(|part| part.first <= block) else { return };
+            let i = block - part.first;
+            let out = &mut out[..BLOCK.min(part.share - i * BLOCK) * element];
+            if let Err(error) = self.block(memory, i, &xs[part.x].values, &part.w, out) {
                 fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         });
         fault.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// One block.
-    fn block(&self, memory: &dyn DeviceMemory, block: &mut Block<'_>) -> Result<(), MemoryFault> {
-        let Block { i, x, w, out } = block;
+    /// Block `i` of a part: 64 results, fewer at the end of a part in row order.
+    fn block(
+        &self,
+        memory: &dyn DeviceMemory,
+        i: usize,
+        x: &[f32],
+        w: &[Piece],
+        out: &mut [u8],
+    ) -> Result<(), MemoryFault> {
         let GemvJob { k, order, bias, format, .. } = self.job;
         let count = out.len() / element_bytes(format);
-        let start = (*i * self.weight_bytes(BLOCK)) as u64;
+        let start = (i * self.weight_bytes(BLOCK)) as u64;
         let mut y = [0.0; BLOCK];
-        let mut gathered = Vec::new();
         match order {
-            Order::Rows => {
-                let packed = bytes(memory, w, start, self.weight_bytes(count), &mut gathered)?;
+            Order::Rows => whole(memory, w, start, self.weight_bytes(count), |packed| {
                 gemm::gemv_rows(format, packed, x, &mut y[..count]);
-            }
+            })?,
             Order::Stream => {
                 let bias_bytes = if bias { 128 * BLOCK / 8 * format.block_bytes() } else { 0 };
                 let weights = k * BLOCK / 8 * format.block_bytes();
-                let packed = bytes(memory, w, start + bias_bytes as u64, weights, &mut gathered)?;
-                gemm::gemv_block(format, packed, x, &mut y);
+                whole(memory, w, start + bias_bytes as u64, weights, |packed| {
+                    gemm::gemv_block(format, packed, x, &mut y);
+                })?;
                 if bias {
-                    let (mut raw, mut values) = (vec![0; out.len()], [0.0; BLOCK]);
-                    read(memory, w, start, &mut raw)?;
-                    load(format, &raw, &mut values);
+                    let (mut raw, mut values) = ([0; 4 * BLOCK], [0.0; BLOCK]);
+                    let raw = &mut raw[..out.len()];
+                    read(memory, w, start, raw)?;
+                    load(format, raw, &mut values);
                     y.iter_mut().zip(&values).for_each(|(y, bias)| *y += bias);
                 }
             }

@@ -1,6 +1,7 @@
 //! Access to device memory: the one place of the array that touches raw pointers.
 #![expect(unsafe_code, reason = "device memory is host memory that others share")]
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -166,7 +167,7 @@ pub(super) fn write(memory: &dyn DeviceMemory, pieces: &[Piece], start: u64, dat
 
 /// Bytes `[start, start + len)` of the sequence: in place where they lie in one piece that nobody else can write, else
 /// gathered in `scratch`.
-pub(super) fn bytes<'a>(
+fn bytes<'a>(
     memory: &'a dyn DeviceMemory,
     pieces: &[Piece],
     start: u64,
@@ -188,6 +189,22 @@ pub(super) fn bytes<'a>(
     scratch.resize(len, 0);
     read(memory, pieces, start, scratch)?;
     Ok(scratch)
+}
+
+/// Calls `f` with bytes `[start, start + len)` of the sequence, as [`bytes`] gives them; each thread keeps its memory
+/// for what has to be gathered.
+pub(super) fn whole(
+    memory: &dyn DeviceMemory,
+    pieces: &[Piece],
+    start: u64,
+    len: usize,
+    f: impl FnOnce(&[u8]),
+) -> Result<(), MemoryFault> {
+    thread_local! { static GATHERED: Cell<Vec<u8>> = const { Cell::new(Vec::new()) }; }
+    let mut gathered = GATHERED.take();
+    let done = bytes(memory, pieces, start, len, &mut gathered).map(f);
+    GATHERED.set(gathered);
+    done
 }
 
 #[cfg(test)]

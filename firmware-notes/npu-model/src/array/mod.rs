@@ -24,10 +24,9 @@ pub(crate) use memory::{DeviceMemory, MemoryFault};
 use host_ops::pool::Pool;
 use sha2::{Digest, Sha256};
 
-use gemm::Scratch;
 use kernel::Kernel;
 use run::Run;
-use step::Traffic;
+use step::{Scratch, Traffic};
 use txn::Ops;
 
 /// Numbers that the notes beside this crate repeat.

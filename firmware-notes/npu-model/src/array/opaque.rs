@@ -2,12 +2,11 @@
 
 use host_ops::pool::Pool;
 
-use super::gemm::Scratch;
 use super::kernel::{GemmJob, GemvJob, Job, element_bytes};
 use super::memory::DeviceMemory;
 use super::run::Place;
 use super::shim::{COLUMNS, Direction, Lanes, Task, Walk};
-use super::step::{Engine, Progress, Traffic};
+use super::step::{Engine, Progress, Scratch, Traffic};
 use super::txn::Op;
 use super::{Contract, GemmContract, GemvContract, Order};
 
@@ -45,14 +44,15 @@ pub(super) fn run(
     if args[..3].iter().any(|arg| !arg.is_multiple_of(4) || arg >> 48 != 0) {
         return Err(format!("buffer addresses {:#x?} are no 48-bit multiples of 4", &args[..3]));
     }
-    let mut lanes = Lanes::default();
+    let Scratch { lanes, buffers } = scratch;
+    lanes.clear();
     let job = match contract {
-        Contract::Gemm(contract) => Job::Gemm(gemm(contract, [input, weights, output], &mut lanes)?),
-        Contract::Gemv(contract) => Job::Gemv(gemv(contract, [input, weights, output], &mut lanes)?),
+        Contract::Gemm(contract) => Job::Gemm(gemm(contract, [input, weights, output], lanes)?),
+        Contract::Gemv(contract) => Job::Gemv(gemv(contract, [input, weights, output], lanes)?),
     };
     let (mut engine, mut traffic) = (Engine::new(job), Traffic::default());
     loop {
-        match engine.step(&mut lanes, memory, pool, scratch, &mut traffic) {
+        match engine.step(lanes, memory, pool, buffers, &mut traffic) {
             Ok(Progress::Stepped) => {}
             Ok(Progress::Finished) => return Ok(traffic),
             Ok(Progress::Starved { .. }) => return Err("the contract's traffic does not add up".to_owned()),

@@ -3,15 +3,12 @@
 //!
 //! Nothing is done ahead of a wait: a stream that works here does not depend on how fast the DMA happens to be.
 
-use std::collections::BTreeMap;
-
 use host_ops::pool::Pool;
 
-use super::gemm::Scratch;
 use super::kernel::{BARRIER, Kind, PARAMETER_ADDRESS, PARAMETERS, job};
 use super::memory::DeviceMemory;
 use super::shim::{ADDRESS_MASK, COLUMNS, DDR_OFFSET, DESCRIPTORS, Direction, Lanes, Task, Walk};
-use super::step::{Engine, Progress, Traffic};
+use super::step::{Buffers, Engine, Progress, Scratch, Traffic};
 use super::txn::Op;
 
 /// Rows of the array: shim, memory tile, four of cores.
@@ -56,11 +53,11 @@ pub(super) struct Run<'a> {
     args: &'a [u64],
     memory: &'a dyn DeviceMemory,
     pool: &'a Pool,
-    scratch: &'a mut Scratch,
+    buffers: &'a mut Buffers,
     descriptors: [[Descriptor; DESCRIPTORS]; COLUMNS],
-    lanes: Lanes,
-    /// Core data memory, by address.
-    core_memory: BTreeMap<u32, u32>,
+    lanes: &'a mut Lanes,
+    /// The words of each core's data memory that it reads as its runtime parameters.
+    parameters: [[[Option<u32>; PARAMETERS]; 4]; COLUMNS],
     /// Runtime parameters of each released core.
     released: [[Option<[u32; PARAMETERS]>; 4]; COLUMNS],
     engine: Option<Engine>,
@@ -77,15 +74,16 @@ impl<'a> Run<'a> {
         pool: &'a Pool,
         scratch: &'a mut Scratch,
     ) -> Self {
+        scratch.lanes.clear();
         Self {
             kind,
             args,
             memory,
             pool,
-            scratch,
+            buffers: &mut scratch.buffers,
             descriptors: Default::default(),
-            lanes: Lanes::default(),
-            core_memory: BTreeMap::new(),
+            lanes: &mut scratch.lanes,
+            parameters: Default::default(),
             released: Default::default(),
             engine: None,
             hangs: false,
@@ -162,7 +160,11 @@ impl<'a> Run<'a> {
             },
             (CORE_ROW..ROWS, 0..0x10000) => {
                 self.idle(place)?;
-                self.core_memory.insert(addr, value);
+                let word = place.offset.wrapping_sub(PARAMETER_ADDRESS) as usize / 4;
+                // No kernel reads anything else.
+                if let Some(word) = self.parameters[place.column][place.row - CORE_ROW].get_mut(word) {
+                    *word = Some(value);
+                }
                 Ok(())
             }
             (CORE_ROW..ROWS, BARRIER) if value == 1 => self.release(place),
@@ -191,11 +193,9 @@ impl<'a> Run<'a> {
         if self.engine.is_some() {
             return Err(format!("core ({}, {}) is released while the kernel runs", place.column, place.row));
         }
-        let base = (place.column as u32) << 25 | (place.row as u32) << 20 | PARAMETER_ADDRESS;
         let mut words = [0; PARAMETERS];
-        for (i, word) in words.iter_mut().enumerate() {
-            let found = self.core_memory.get(&(base + 4 * i as u32));
-            *word = *found.ok_or_else(|| {
+        for (word, written) in words.iter_mut().zip(self.parameters[place.column][place.row - CORE_ROW]) {
+            *word = written.ok_or_else(|| {
                 format!("core ({}, {}) is released without runtime parameters", place.column, place.row)
             })?;
         }
@@ -297,7 +297,7 @@ impl<'a> Run<'a> {
             None => self.engine.insert(Engine::new(job(self.kind, &self.released)?)),
         };
         let progress = engine
-            .step(&mut self.lanes, self.memory, self.pool, self.scratch, &mut self.traffic)
+            .step(self.lanes, self.memory, self.pool, self.buffers, &mut self.traffic)
             .map_err(|fault| fault.to_string())?;
         match progress {
             Progress::Stepped => Ok(()),

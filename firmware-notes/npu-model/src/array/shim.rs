@@ -132,6 +132,14 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    /// As new, with the memory it had.
+    fn clear(&mut self) {
+        self.tasks.clear();
+        self.tokens.clear();
+        let (tasks, tokens) = (std::mem::take(&mut self.tasks), std::mem::take(&mut self.tokens));
+        *self = Self { tasks, tokens, ..Self::default() };
+    }
+
     /// Whether the queue is full.
     pub(super) fn full(&self) -> bool {
         self.tasks.len() >= QUEUE_DEPTH
@@ -155,13 +163,13 @@ impl Lane {
         queued - moved
     }
 
-    /// Moves the next `words` words, of which there are enough: the memory they lie in, in order.
-    pub(super) fn take(&mut self, mut words: u64) -> Vec<Piece> {
-        let mut out = Vec::new();
+    /// Moves the next `words` words, of which there are enough; `out` becomes the memory they lie in, in order.
+    pub(super) fn take(&mut self, mut words: u64, out: &mut Vec<Piece>) {
+        out.clear();
         while words > 0 {
             let Some(task) = self.tasks.front() else { break };
             let count = words.min(task.walk.length - self.word);
-            task.walk.pieces(self.execution, self.word, count, &mut out);
+            task.walk.pieces(self.execution, self.word, count, out);
             words -= count;
             self.word += count;
             if self.word < task.walk.length {
@@ -178,7 +186,6 @@ impl Lane {
                 }
             }
         }
-        out
     }
 
     /// Takes a token, if there is one.
@@ -214,6 +221,11 @@ impl Lanes {
         &mut self.0[column][index % 2 + if direction == Direction::Mm2s { 2 } else { 0 }]
     }
 
+    /// For the next dispatch: nothing queued, no tokens.
+    pub(super) fn clear(&mut self) {
+        self.0.iter_mut().flatten().for_each(Lane::clear);
+    }
+
     /// Every channel, with its name.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Direction, usize, &Lane)> {
         self.0.iter().enumerate().flat_map(|(column, lanes)| {
@@ -242,10 +254,11 @@ mod tests {
         let total = lane.available();
         let mut out = Vec::new();
         // In uneven bites, as a kernel might take them.
-        let mut bite = 1;
+        let (mut bite, mut taken) = (1, Vec::new());
         while lane.available() > 0 {
             let n = lane.available().min(bite);
-            for piece in lane.take(n) {
+            lane.take(n, &mut taken);
+            for piece in &taken {
                 out.extend((0..piece.len / 4).map(|i| (piece.addr - walk.base) / 4 + i));
             }
             bite = bite * 3 + 1;
@@ -332,9 +345,15 @@ mod tests {
             lane.push(Task { walk: Walk::linear(0, 4), runs: 2, token, descriptor: 3 });
         }
         assert!(!lane.take_token() && lane.uses(3));
-        assert_eq!(lane.take(16).iter().map(|p| p.len).sum::<u64>(), 64);
+        let mut taken = Vec::new();
+        lane.take(16, &mut taken);
+        assert_eq!(taken.iter().map(|p| p.len).sum::<u64>(), 64);
         assert!(lane.take_token() && !lane.settled() && !lane.take_token());
-        lane.take(8);
+        lane.take(8, &mut taken);
         assert!(lane.take_token() && lane.settled() && !lane.uses(3));
+        lane.push(Task { walk: Walk::linear(0, 4), runs: 1, token: true, descriptor: 3 });
+        lane.take(4, &mut taken);
+        lane.clear();
+        assert!(lane.settled() && !lane.take_token() && lane.available() == 0);
     }
 }

@@ -2,8 +2,8 @@
 
 use host_ops::pool::Pool;
 
-use super::gemm::{Gemm, Scratch};
-use super::gemv::Gemv;
+use super::gemm::{self, Gemm};
+use super::gemv::{self, Gemv};
 use super::kernel::Job;
 use super::memory::{DeviceMemory, MemoryFault};
 use super::shim::{Direction, Lanes};
@@ -24,6 +24,20 @@ pub(super) enum Progress {
 pub(super) struct Traffic {
     pub(super) read: u64,
     pub(super) written: u64,
+}
+
+/// Memory that dispatches need and leave to the next one: after the first of a shape, none allocates.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) lanes: Lanes,
+    pub(super) buffers: Buffers,
+}
+
+/// The kernels' part of it.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    gemm: gemm::Buffers,
+    gemv: gemv::Buffers,
 }
 
 /// A kernel that has been released.
@@ -47,12 +61,12 @@ impl Engine {
         lanes: &mut Lanes,
         memory: &dyn DeviceMemory,
         pool: &Pool,
-        scratch: &mut Scratch,
+        buffers: &mut Buffers,
         traffic: &mut Traffic,
     ) -> Result<Progress, MemoryFault> {
         match self {
-            Self::Gemm(gemm) => gemm.step(lanes, memory, pool, scratch, traffic),
-            Self::Gemv(gemv) => gemv.step(lanes, memory, pool, traffic),
+            Self::Gemm(gemm) => gemm.step(lanes, memory, pool, &mut buffers.gemm, traffic),
+            Self::Gemv(gemv) => gemv.step(lanes, memory, pool, &mut buffers.gemv, traffic),
         }
     }
 }
