@@ -49,6 +49,9 @@ impl Region {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
+        // Large pages where the kernel has them: fewer faults to fill them, fewer misses to read them. As good without.
+        // SAFETY: advice on the mapping that was just made; it changes no contents.
+        let _ = unsafe { rustix::mm::madvise(ptr, len, rustix::mm::Advice::LinuxHugepage) };
         Ok(Self { ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?, len })
     }
 

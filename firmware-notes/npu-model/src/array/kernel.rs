@@ -132,12 +132,12 @@ pub(super) fn job(kind: Kind, cores: &[[Option<[u32; PARAMETERS]>; 4]; 8]) -> Re
             let Some(words) = words else { continue };
             let mut shared = *words;
             let share = std::mem::take(&mut shared[7]) as usize;
-            let place = format!("core ({column}, {})", row + 2);
+            let place = || format!("core ({column}, {})", row + 2);
             if *common.get_or_insert(shared) != shared {
-                return Err(format!("{place} has other runtime parameters than the cores before it"));
+                return Err(format!("{} has other runtime parameters than the cores before it", place()));
             }
             if *shares[column].get_or_insert(share) != share {
-                return Err(format!("{place} has another share of the work than its column"));
+                return Err(format!("{} has another share of the work than its column", place()));
             }
         }
     }
