@@ -95,7 +95,7 @@ fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Dura
     Chat::load(bundle, npu, options, &mut |progress| match progress {
         Progress::Tokenizer => line.show(|| "loading the tokenizer".into()),
         Progress::Kernels { done, total } => line.share("loading kernels", done as u64, total as u64),
-        Progress::Weights { done, total } => line.share("loading weights", done, total),
+        Progress::Weights { done, total } => line.bytes("loading weights", done, total),
         Progress::Ready => line.clear(),
     })
     .map_err(|error| match error {

@@ -30,6 +30,8 @@ pub(crate) struct ProgressLine {
     shown: bool,
     terminal: bool,
     last: Option<Instant>,
+    /// When bytes began to flow.
+    began: Option<Instant>,
 }
 
 /// Often enough to look alive.
@@ -39,7 +41,7 @@ const CLEAR: &str = "\r\x1b[K";
 impl ProgressLine {
     pub(crate) fn new() -> Self {
         let terminal = std::io::stderr().is_terminal();
-        Self { shown: false, terminal, last: None }
+        Self { shown: false, terminal, last: None, began: None }
     }
 
     pub(crate) fn show(&mut self, text: impl FnOnce() -> String) {
@@ -56,17 +58,43 @@ impl ProgressLine {
         self.show(|| format!("{what} {:3} %", (100 * done).checked_div(total).unwrap_or(100)));
     }
 
+    /// `what  42 %, 1.06 of 2.54 GB, 812 MB/s`.
+    pub(crate) fn bytes(&mut self, what: &str, done: u64, total: u64) {
+        let seconds = self.began.get_or_insert_with(Instant::now).elapsed().as_secs_f64();
+        self.show(|| flow(what, done, total, seconds));
+    }
+
     pub(crate) fn clear(&mut self) {
         if self.shown {
             let _ = write!(std::io::stderr().lock(), "{CLEAR}");
             self.shown = false;
         }
-        self.last = None;
+        (self.last, self.began) = (None, None);
     }
+}
+
+/// How much of how much, and how fast.
+fn flow(what: &str, done: u64, total: u64, seconds: f64) -> String {
+    let share = (100 * done).checked_div(total).unwrap_or(100);
+    let [done, all] = [done, total].map(|bytes| bytes as f64 / 1e9);
+    let rate = if seconds > 0.0 { format!(", {:.0} MB/s", done / seconds * 1e3) } else { String::new() };
+    format!("{what} {share:3} %, {done:.2} of {all:.2} GB{rate}")
 }
 
 impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::flow;
+
+    #[test]
+    fn bytes_flow() {
+        let half = flow("loading weights", 1_250_000_000, 2_500_000_000, 2.0);
+        assert_eq!(half, "loading weights  50 %, 1.25 of 2.50 GB, 625 MB/s");
+        assert_eq!(flow("loading weights", 0, 0, 0.0), "loading weights 100 %, 0.00 of 0.00 GB");
     }
 }

@@ -43,6 +43,7 @@
 //! Widths that are no multiple of the kernels' tiles are padded with zero weights: K to 512, N to 64. What a buffer
 //! holds past the real width must be zero. Rows of the head past `vocab` are zero, and their logits mean nothing.
 
+mod bulk;
 mod error;
 mod files;
 mod kernels;
@@ -65,6 +66,37 @@ pub use records::{GemmRecord, GemvRecord, RefRecord, StreamRecord, TokCase, Xclb
 pub use tensors::{DType, Tensor};
 
 use crate::xclbin::Xclbin;
+
+/// Reads whole tensors with several threads, and leaves no copy of them in the page cache that was not there before.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    tensors: &'a tensors::TensorFile,
+    bulk: bulk::Bulk<'a>,
+}
+
+impl Reader<'_> {
+    /// Copies a tensor's bytes into `out`.
+    ///
+    /// # Errors
+    /// No such tensor, `out` of another length than the tensor, a file that has become shorter, or a failed read.
+    pub fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), BundleError> {
+        self.tensors.read_bulk(&self.bulk, name, out)
+    }
+
+    /// The elements of an f32 tensor.
+    ///
+    /// # Errors
+    /// As [`Reader::read_into`], and a tensor of another type.
+    pub fn f32s(&self, name: &str) -> Result<Vec<f32>, BundleError> {
+        let (dtype, bytes) = self.tensors.entry(name).map_or((DType::F32, 0), |entry| (entry.dtype, entry.bytes));
+        if dtype != DType::F32 {
+            return Err(wrong_type(name, dtype, DType::F32));
+        }
+        let mut out = vec![0.0; bytes / DType::F32.size()];
+        self.read_into(name, bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+}
 
 /// An open bundle.
 #[derive(Debug)]
@@ -132,7 +164,7 @@ impl Bundle {
     /// No such tensor, another type, or the file has become shorter.
     pub fn f32s(&self, name: &str) -> Result<&[f32], BundleError> {
         let tensor = self.tensors.get(name)?;
-        tensor.f32s().ok_or_else(|| wrong_type(name, tensor, DType::F32))
+        tensor.f32s().ok_or_else(|| wrong_type(name, tensor.dtype, DType::F32))
     }
 
     /// The elements of an i32 tensor.
@@ -141,20 +173,20 @@ impl Bundle {
     /// No such tensor, another type, or the file has become shorter.
     pub fn i32s(&self, name: &str) -> Result<&[i32], BundleError> {
         let tensor = self.tensors.get(name)?;
-        tensor.i32s().ok_or_else(|| wrong_type(name, tensor, DType::I32))
+        tensor.i32s().ok_or_else(|| wrong_type(name, tensor.dtype, DType::I32))
     }
 
-    /// Copies a tensor's bytes into `out` by reading the file, not through the mapping: the way to upload weights.
-    ///
-    /// # Errors
-    /// No such tensor, `out` of another length than the tensor, or a failed read.
-    pub fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), BundleError> {
-        let bytes = self.tensor_bytes(name).unwrap_or(out.len());
-        if bytes != out.len() {
-            let what = format!("{bytes} bytes, but the buffer has {}", out.len());
-            return Err(BundleError::Tensor { name: name.to_owned(), what });
-        }
-        self.tensors.read_at(name, 0, out)
+    /// A reader of whole tensors, not through the mapping: the way to upload weights. It holds threads and memory, so
+    /// it should not live longer than the loading.
+    #[must_use]
+    pub fn reader(&self) -> Reader<'_> {
+        Reader { tensors: &self.tensors, bulk: self.tensors.bulk() }
+    }
+
+    /// Bytes of tensors that were read so far, other than through the mapping.
+    #[must_use]
+    pub fn bytes_read(&self) -> u64 {
+        self.tensors.bytes_read()
     }
 
     /// Copies bytes `from..from + out.len()` of a tensor by reading the file: the way to an embedding's rows.
@@ -204,7 +236,7 @@ impl Bundle {
     }
 }
 
-fn wrong_type(name: &str, tensor: Tensor<'_>, wanted: DType) -> BundleError {
-    let what = format!("{}; expected {}", tensor.dtype.name(), wanted.name());
+fn wrong_type(name: &str, found: DType, wanted: DType) -> BundleError {
+    let what = format!("{}; expected {}", found.name(), wanted.name());
     BundleError::Tensor { name: name.to_owned(), what }
 }

@@ -1,16 +1,19 @@
 //! `tensors.txt` and `tensors.bin`: named arrays in one file, mapped read-only.
 //!
 //! A mapping of a file that somebody cuts short kills the process at the next touch. The size is therefore checked
-//! against the index at opening and again whenever a tensor is handed out, and bulk data ([`TensorFile::read_into`])
-//! is read with `pread`, which fails instead.
+//! against the index at opening and again whenever a tensor is handed out, and what a model is loaded from
+//! ([`TensorFile::read_at`], [`Bulk`]) is read with calls, which fail instead.
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::Mmap;
 
+use super::bulk::Bulk;
 use super::error::BundleError;
 use super::files;
 
@@ -101,6 +104,8 @@ pub(super) struct TensorFile {
     size: u64,
     entries: BTreeMap<String, Entry>,
     map: Option<Mmap>,
+    /// Bytes read with calls.
+    read: AtomicU64,
 }
 
 impl TensorFile {
@@ -128,7 +133,7 @@ impl TensorFile {
             let map = unsafe { Mmap::map(&file) };
             Some(map.map_err(|source| BundleError::Io { action: "map", path: data.to_owned(), source })?)
         };
-        Ok(Self { path: data.to_owned(), file, size, entries, map })
+        Ok(Self { path: data.to_owned(), file, size, entries, map, read: AtomicU64::new(0) })
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
@@ -171,11 +176,39 @@ impl TensorFile {
             let what = format!("{} bytes at {from} were asked of {}", out.len(), entry.bytes);
             return Err(BundleError::Tensor { name: name.to_owned(), what });
         }
-        self.file.read_exact_at(out, entry.offset + from as u64).map_err(|source| BundleError::Io {
-            action: "read",
-            path: self.path.clone(),
-            source,
-        })
+        self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.file.read_exact_at(out, entry.offset + from as u64).map_err(|source| self.failed(source))
+    }
+
+    /// Bytes read with calls so far.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// A reader for much of the file.
+    pub(super) fn bulk(&self) -> Bulk<'_> {
+        Bulk::new(&self.file, &self.path)
+    }
+
+    /// Reads a whole tensor in bulk; `out` has its length.
+    pub(super) fn read_bulk(&self, bulk: &Bulk<'_>, name: &str, out: &mut [u8]) -> Result<(), BundleError> {
+        let entry = self.required(name)?;
+        if entry.bytes != out.len() {
+            let what = format!("{} bytes, but the buffer has {}", entry.bytes, out.len());
+            return Err(BundleError::Tensor { name: name.to_owned(), what });
+        }
+        self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
+        bulk.read(entry.offset, out).map_err(|source| self.failed(source))
+    }
+
+    /// A read that failed: the file's fault, or that of who cut it short.
+    fn failed(&self, source: std::io::Error) -> BundleError {
+        if source.kind() == ErrorKind::UnexpectedEof
+            && let Err(shorter) = self.still_whole()
+        {
+            return shorter;
+        }
+        BundleError::Io { action: "read", path: self.path.clone(), source }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::error::ModelError;
 use super::options::{KvFormat, Progress};
-use crate::bundle::{Bundle, GemmRecord, GemvRecord};
+use crate::bundle::{Bundle, GemmRecord, GemvRecord, Reader};
 use crate::npu::{Buffer, CommandId, KernelId, Kernels, Weights};
 
 /// A matrix product: one stream for each number of row chunks.
@@ -180,16 +180,29 @@ pub(super) struct Uploader<'a> {
     pub(super) kernels: &'a Kernels,
     /// What attention layers keep keys and values as.
     pub(super) kv: KvFormat,
-    pub(super) done: u64,
-    pub(super) total: u64,
-    pub(super) progress: &'a mut dyn FnMut(Progress),
+    reader: Reader<'a>,
+    done: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(Progress),
 }
 
-impl Uploader<'_> {
+impl<'a> Uploader<'a> {
+    /// For weights of `total` bytes.
+    pub(super) fn new(
+        bundle: &'a Bundle,
+        kernels: &'a Kernels,
+        kv: KvFormat,
+        total: u64,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Self {
+        Uploader { bundle, kernels, kv, reader: bundle.reader(), done: 0, total, progress }
+    }
+
     pub(super) fn linear(&mut self, name: &str) -> Result<Linear, ModelError> {
-        let bytes = self.bundle.tensor(name)?.bytes.len();
+        // A missing tensor is found by reading it.
+        let bytes = self.bundle.tensor_bytes(name).unwrap_or(1);
         let weights = Weights::new(self.kernels.npu().device(), bytes, |out| -> Result<(), ModelError> {
-            Ok(self.bundle.read_into(name, out)?)
+            Ok(self.reader.read_into(name, out)?)
         })?;
         self.done += bytes as u64;
         (self.progress)(Progress::Weights { done: self.done, total: self.total });
@@ -197,6 +210,6 @@ impl Uploader<'_> {
     }
 
     pub(super) fn f32s(&self, name: &str) -> Result<Vec<f32>, ModelError> {
-        Ok(self.bundle.f32s(name)?.to_vec())
+        Ok(self.reader.f32s(name)?)
     }
 }

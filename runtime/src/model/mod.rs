@@ -16,6 +16,7 @@ mod probe;
 mod profile;
 mod run;
 mod shared;
+mod sight;
 mod text;
 mod tower;
 mod trace;
@@ -38,8 +39,8 @@ use self::kernels::{Table, Uploader};
 use self::prefill::Row;
 use self::probe::Probe;
 use self::run::{Recorder, Run};
+use self::sight::Sight;
 use self::text::Text;
-use self::vision::Vision;
 use crate::bundle::{Bundle, WeightFormat};
 use crate::image::Rgb;
 use crate::npu::{Counters, Kernels, Npu};
@@ -61,7 +62,7 @@ pub struct Model {
     // Dropped first: nothing is in flight when the buffers go.
     kernels: Kernels,
     text: Text,
-    vision: Option<Vision>,
+    sight: Option<Sight>,
     bundle: Bundle,
     pool: Pool,
     probe: Probe,
@@ -73,7 +74,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a bundle: contexts with their streams, weights, buffers, in the order that is known to work.
+    /// Loads a bundle: contexts with their streams, weights, buffers, in the order that is known to work. The weights
+    /// and buffers of the vision tower come with the first picture.
     ///
     /// # Errors
     /// What the bundle lacks or the device refuses.
@@ -91,14 +93,13 @@ impl Model {
             WeightFormat::F32 => KvFormat::F32,
             _ => KvFormat::Half,
         });
-        let total = weight_bytes(&bundle, wanted.is_some());
-        let mut up = Uploader { bundle: &bundle, kernels: &kernels, kv, done: 0, total, progress };
+        let mut up = Uploader::new(&bundle, &kernels, kv, text_bytes(&bundle), progress);
         let text = Text::load(&table, &mut up, options.commands_in_flight.clamp(1, 4))?;
-        let vision = wanted.map(|params| Vision::load(&params, &table, &mut up)).transpose()?;
+        let sight = wanted.map(|params| Sight::new(params, &table)).transpose()?;
         Ok(Model {
             kernels,
             text,
-            vision,
+            sight,
             bundle,
             pool: Pool::new(options.threads),
             probe: Probe::default(),
@@ -131,7 +132,7 @@ impl Model {
     /// Whether there is a vision tower.
     #[must_use]
     pub fn sees(&self) -> bool {
-        self.vision.is_some()
+        self.sight.is_some()
     }
 
     /// The most tokens that the sequence can have.
@@ -202,7 +203,7 @@ impl Model {
     /// # Errors
     /// A picture that cannot be prepared, and a bundle without a tower.
     pub fn prepare(&self, image: &Rgb) -> Result<Patches, ModelError> {
-        let params = &self.vision.as_ref().ok_or(ModelError::NoVision)?.params;
+        let params = &self.sight.as_ref().ok_or(ModelError::NoVision)?.params;
         let config = vision::config(params);
         Ok(host_ops::image::preprocess(&self.pool, &image.data, image.height, image.width, &config)?)
     }
@@ -212,14 +213,14 @@ impl Model {
     /// # Errors
     /// A bundle without a tower.
     pub fn image_tokens(&self, patches: &Patches) -> Result<usize, ModelError> {
-        let params = &self.vision.as_ref().ok_or(ModelError::NoVision)?.params;
+        let params = &self.sight.as_ref().ok_or(ModelError::NoVision)?.params;
         Ok(patches.grid[0] * patches.grid[1] / params.merged())
     }
 
-    /// The tower's rows for a picture: `[tokens, D]`.
+    /// The tower's rows for a picture: `[tokens, D]`. The first picture loads the tower.
     ///
     /// # Errors
-    /// More patches than the tower takes, no tower, and failures of the device.
+    /// What the bundle lacks or the device refuses at the first picture, more patches than the tower takes, no tower, and failures of the device.
     pub fn encode(&mut self, patches: &Patches) -> Result<Vec<f32>, ModelError> {
         let rows = self.encode_with(patches, &mut |_, _| ControlFlow::Continue(()))?;
         Ok(rows.unwrap_or_default())
@@ -236,8 +237,8 @@ impl Model {
         progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         self.kernels.usable()?;
-        let Model { kernels, vision, pool, probe, recorder, .. } = self;
-        let vision = vision.as_mut().ok_or(ModelError::NoVision)?;
+        let Model { kernels, sight, bundle, pool, probe, recorder, .. } = self;
+        let vision = sight.as_mut().ok_or(ModelError::NoVision)?.loaded(bundle, kernels)?;
         vision.encode(&mut Run { kernels, pool, recorder, probe }, patches, progress)
     }
 
@@ -321,21 +322,13 @@ impl Model {
     }
 }
 
-/// Bytes of all packed weights, for a progress bar.
-fn weight_bytes(bundle: &Bundle, vision: bool) -> u64 {
-    let size = |name: &str| bundle.tensor(name).map_or(0, |t| t.bytes.len() as u64);
+/// Bytes of the packed weights of the text model, for a progress bar.
+fn text_bytes(bundle: &Bundle) -> u64 {
+    let size = |name: &str| bundle.tensor_bytes(name).map_or(0, |bytes| bytes as u64);
     let text = &bundle.manifest.text;
     let slices = (0..text.down_slices).map(|j| format!("g.down{j}"));
     let names: Vec<String> = ["g.in", "g.o", "g.gu"].map(str::to_owned).into_iter().chain(slices).collect();
     let layers = (0..text.layers.len()).flat_map(|i| names.iter().map(move |n| format!("l{i}.{n}")));
     let heads = (0..text.head_parts).map(|j| format!("head{j}"));
-    let mut total: u64 = layers.chain(heads).map(|n| size(&n)).sum();
-    if let Some(params) = bundle.manifest.vision.as_ref().filter(|_| vision) {
-        let fc2 = (0..params.fc2_slices).map(|s| format!("fc2.{s}"));
-        let names: Vec<String> = ["qkv", "proj", "fc1"].map(str::to_owned).into_iter().chain(fc2).collect();
-        let blocks = (0..params.depth).flat_map(|i| names.iter().map(move |n| format!("vis.b{i}.{n}")));
-        let merger = (0..params.merger_slices).flat_map(|s| [format!("vis.m1.{s}"), format!("vis.m2.{s}")]);
-        total += blocks.chain(merger).chain(["vis.patch".to_owned()]).map(|n| size(&n)).sum::<u64>();
-    }
-    total
+    layers.chain(heads).map(|n| size(&n)).sum()
 }

@@ -123,7 +123,7 @@ pub(super) struct Block {
 }
 
 /// The kernels.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Projections {
     pub(super) patch: Gemm,
     pub(super) qkv: Gemm,
@@ -132,6 +132,20 @@ pub(super) struct Projections {
     pub(super) fc2: Gemm,
     pub(super) m1: Gemm,
     pub(super) m2: Gemm,
+}
+
+impl Projections {
+    pub(super) fn of(table: &Table) -> Result<Projections, ModelError> {
+        Ok(Projections {
+            patch: table.gemm("v_patch")?,
+            qkv: table.gemm("v_qkv")?,
+            proj: table.gemm("v_proj")?,
+            fc1: table.gemm("v_fc1")?,
+            fc2: table.gemm("v_fc2")?,
+            m1: table.gemm("v_m1")?,
+            m2: table.gemm("v_m2")?,
+        })
+    }
 }
 
 /// Buffers of the merger.
@@ -162,16 +176,7 @@ pub(super) struct Vision {
 
 impl Vision {
     /// Uploads the weights, then makes the buffers.
-    pub(super) fn load(params: &VisionParams, table: &Table, up: &mut Uploader<'_>) -> Result<Vision, ModelError> {
-        let gemms = Projections {
-            patch: table.gemm("v_patch")?,
-            qkv: table.gemm("v_qkv")?,
-            proj: table.gemm("v_proj")?,
-            fc1: table.gemm("v_fc1")?,
-            fc2: table.gemm("v_fc2")?,
-            m1: table.gemm("v_m1")?,
-            m2: table.gemm("v_m2")?,
-        };
+    pub(super) fn load(params: &VisionParams, gemms: Projections, up: &mut Uploader<'_>) -> Result<Vision, ModelError> {
         verify(params, &gemms, up.bundle.manifest.text.hidden)?;
         let patch = Weight::load(up, "vis.patch", None)?;
         let blocks = (0..params.depth)
