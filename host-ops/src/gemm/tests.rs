@@ -161,10 +161,11 @@ fn scaled_accumulators_are_never_seen() {
                 let mut packed = packed(&mut random, Format::Bfp16, k * 64);
                 for block in packed.as_chunks_mut::<9>().0 {
                     // The last of the exponents is rare or not; the first is the usual one.
-                    let which = if random.next() % rare == 0 { random.next() as usize % exponents.len() } else { 0 };
+                    let which =
+                        if random.next().is_multiple_of(rare) { random.next() as usize % exponents.len() } else { 0 };
                     block[0] = exponents[which];
                     // Often small or no mantissas: sums that cancel to nothing.
-                    if random.next() % 3 == 0 {
+                    if random.next().is_multiple_of(3) {
                         block[1..].iter_mut().for_each(|m| *m = (*m as i8 / 64) as u8);
                     }
                 }
@@ -172,7 +173,7 @@ fn scaled_accumulators_are_never_seen() {
                     .map(|_| {
                         let power = powers[random.next() as usize % powers.len()];
                         let mantissa = 1.0 + (random.next() % 128) as f32 / 128.0;
-                        let sign = if random.next() % 2 == 0 { 1.0 } else { -1.0 };
+                        let sign = if random.next().is_multiple_of(2) { 1.0 } else { -1.0 };
                         sign * mantissa * 2f32.powi(power / 2) * 2f32.powi(power - power / 2)
                     })
                     .collect();
