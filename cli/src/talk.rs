@@ -173,7 +173,7 @@ fn begin_trace(loaded: &mut Loaded, talk: &TalkOptions) {
     }
 }
 
-/// Writes what has been recorded so far, over what was written before: of an interrupted session the turns are there.
+/// Writes what has been recorded so far, over what was written before: when it is interrupted, the turns before are there.
 fn write_trace(loaded: &mut Loaded, talk: &TalkOptions) -> Result<(), CliError> {
     let Some(path) = &talk.trace else { return Ok(()) };
     let model = loaded.chat.model_mut();

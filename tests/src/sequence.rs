@@ -76,7 +76,7 @@ pub const INTENDED: &[(&str, &str)] = &[
     ),
     (
         "GET_ARRAY",
-        "the array's last error is asked for when a bundle is loaded and once a turn: no command fails of it, so the \
+        "the array's last error is asked for before and after a turn: no command fails of it, so the \
          witness does not hear of it",
     ),
     ("end", "contexts go first, and their syncobjs are closed rather than left to the end of the file"),

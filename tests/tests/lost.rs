@@ -155,7 +155,6 @@ fn a_hang_before_a_suspend_costs_one_turn_and_its_context() {
     });
 }
 
-/// A context that cannot be made on a device that has room takes no other's place.
 /// No command fails of it, so only asking shows it.
 #[test]
 fn an_error_of_the_array_costs_the_turn_it_came_in() {
@@ -169,6 +168,18 @@ fn an_error_of_the_array_costs_the_turn_it_came_in() {
     assert_eq!(again.tokens, fresh.tokens);
 }
 
+/// The command's error came first and was told, the array's was left for the next turn to trip over.
+#[test]
+fn an_error_of_the_array_beside_a_failed_command_costs_one_turn() {
+    let faults = Faults { async_error: Some(40), fail_command: Some(40), ..Faults::default() };
+    let trap = Trap::new(Config { faults, ..Config::default() }, u32::MAX, |_| ());
+    let mut chat = load(&trap).unwrap();
+    let error = turn(&mut chat).unwrap_err().to_string();
+    assert!(error.contains("kernel `"), "{error}");
+    turn(&mut chat).unwrap();
+}
+
+/// A context that cannot be made on a device that has room takes no other's place.
 #[test]
 fn a_refused_context_evicts_nothing_while_the_device_has_room() {
     in_time(|| {

@@ -318,7 +318,7 @@ fn the_default_sequence_is_the_one_known_to_work() {
         calls.bo(SHARE);
     }
 
-    // The array's last error: what was there before is none of ours.
+    // A turn asks for the array's last error before and after.
     let asks_of_errors = Call::Other(request::name(request::GET_ARRAY));
     assert_eq!(calls.next(), asks_of_errors);
     let commands = text.layers.len() * (3 + slices);

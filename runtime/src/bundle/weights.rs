@@ -16,7 +16,16 @@ pub(super) fn settle(manifest: &mut Manifest, tensors: &TensorFile) -> Result<()
         if manifest.silent.contains(*key) {
             // A tower may keep a high and a low part of every weight (`bfp16x2`).
             let double = |size: usize| if key.starts_with("v_") { size.checked_mul(2) } else { None };
-            gemm.bias = sizes[1].is_some_and(|size| size == bytes || double(size) == Some(bytes));
+            let [without, with] = sizes.map(|size| size.is_some_and(|s| s == bytes || double(s) == Some(bytes)));
+            if !without && !with {
+                let what = format!(
+                    "{bytes} bytes are neither {} x {} without biases nor with; the line `gemm {key}` has to say which \
+                     (bias=0 or bias=1)",
+                    gemm.k, gemm.n
+                );
+                return Err(BundleError::Tensor { name: name.to_owned(), what });
+            }
+            gemm.bias = with;
         }
         let what = format!("`gemm {key}`, {} x {}{}", gemm.k, gemm.n, if gemm.bias { " with biases" } else { "" });
         at_least(name, bytes, sizes[usize::from(gemm.bias)], &what, gemm.format)?;

@@ -31,8 +31,6 @@ pub struct Chat {
     model: Model,
     tokenizer: Tokenizer,
     stop: Vec<u32>,
-    /// When the array raised the last error that is known, by the driver's clock.
-    last_array_error: Option<u64>,
 }
 
 /// A prompt in tokens, its pictures encoded.
@@ -82,8 +80,7 @@ impl Chat {
         let stop = text.stop.clone();
         let model = Model::load(bundle, npu, &options, progress)?;
         progress(Progress::Ready);
-        let last_array_error = model.npu().array_error().map(|error| error.ts_us);
-        Ok(Chat { model, tokenizer, stop, last_array_error })
+        Ok(Chat { model, tokenizer, stop })
     }
 
     /// Answers one turn from an empty state. Every piece of finished text goes to `event` as soon as it is certain, and
@@ -110,6 +107,9 @@ impl Chat {
             stop: Stop::Cancelled,
             timing,
         };
+        // No command fails of an error that the array raises, so it has to be asked for; what was there before is none of
+        // this turn's.
+        let known = self.model.npu().array_error();
         let started = Instant::now();
         let prompt = self.prompt(turn, event)?;
         timing.vision = started.elapsed();
@@ -117,23 +117,14 @@ impl Chat {
             (outcome.prompt_tokens, outcome.image_tokens) = (prompt.ids.len(), prompt.image_tokens);
             self.answer(&prompt, turn.max_new, event, &mut outcome, &mut timing)?;
         }
-        self.trust()?;
+        if let Some(error) = self.model.npu().array_error().filter(|error| Some(error.ts_us) != known.map(|k| k.ts_us))
+        {
+            return Err(NpuError::Array(error).into());
+        }
         timing.profile = self.model.profile().since(&before.0);
         timing.counters = self.model.counters().since(&before.1);
         outcome.timing = timing;
         Ok(outcome)
-    }
-
-    /// Whether the array has raised no error since the last look. No command fails of such an error, so it has to be
-    /// asked for.
-    fn trust(&mut self) -> Result<(), ChatError> {
-        match self.model.npu().array_error() {
-            Some(error) if Some(error.ts_us) != self.last_array_error => {
-                self.last_array_error = Some(error.ts_us);
-                Err(NpuError::Array(error).into())
-            }
-            _ => Ok(()),
-        }
     }
 
     fn answer(

@@ -31,6 +31,24 @@ impl Gemm {
     }
 }
 
+/// Kernels that follow each other without a wait in between have to be in one context: only there one command ends
+/// before the next begins.
+pub(super) fn in_one_context<'a>(what: &str, gemms: impl IntoIterator<Item = &'a Gemm>) -> Result<(), ModelError> {
+    let mut first: Option<(&str, &str)> = None;
+    for gemm in gemms {
+        for ctx in gemm.record.chunks.iter().map(|chunk| &*chunk.ctx) {
+            let (key, known) = *first.get_or_insert((&gemm.record.key, ctx));
+            if known != ctx {
+                return Err(ModelError::Shape(format!(
+                    "gemm `{key}` is in context `{known}`, `{}` in `{ctx}`: all kernels of a {what} have to be in one",
+                    gemm.record.key
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A matrix by vector product.
 #[derive(Clone, Debug)]
 pub(super) struct Gemv {

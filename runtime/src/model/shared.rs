@@ -1,7 +1,7 @@
 //! Kernels and buffers that all layers of the text model share.
 
 use super::error::ModelError;
-use super::kernels::{Gemm, Gemv, Table, Uploader};
+use super::kernels::{Gemm, Gemv, Table, Uploader, in_one_context};
 use super::layer::Layer;
 use crate::bundle::{LayerKind, TextParams, WeightFormat};
 use crate::npu::{Buffer, Element, Npu, NpuError};
@@ -132,6 +132,8 @@ impl Shared {
                 return wrong(format!("a mixer of {width} values does not fit the K of `o`, {k}"));
             }
         }
+        let inputs = [&self.linear, &self.attention].into_iter().flatten().map(|input| &input.gemm);
+        in_one_context("prompt", inputs.chain([&self.o.0, &self.gu.0, &self.down.0]))?;
         let (gu, down) = (&self.gu.0.record, &self.down.0.record);
         if gu.c_stride != down.lda {
             return wrong(format!("gu writes rows of {}, down reads rows of {}", gu.c_stride, down.lda));

@@ -12,7 +12,7 @@ use host_ops::pool::Pool;
 use host_ops::{act, norm, w8};
 
 use super::error::ModelError;
-use super::kernels::{Gemm, Linear, Table, Uploader};
+use super::kernels::{Gemm, Linear, Table, Uploader, in_one_context};
 use super::profile::{Projection, Stage};
 use super::run::Run;
 use super::tower::Tower;
@@ -293,6 +293,8 @@ fn verify(params: &VisionParams, gemms: &Projections, text: usize) -> Result<(),
     if params.out != text {
         return wrong(format!("v.out is {}, the text model's D is {text}", params.out));
     }
+    let all = [&gemms.patch, &gemms.qkv, &gemms.proj, &gemms.fc1, &gemms.fc2, &gemms.m1, &gemms.m2];
+    in_one_context("picture", all)?;
     let (d, wide) = (params.hidden, params.hidden * params.merged());
     let rows = [
         ("v_patch", &gemms.patch, params.patch_values(), d),

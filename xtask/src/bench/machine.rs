@@ -72,7 +72,7 @@ impl Machine {
             cpu: value("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown CPU".into()),
             cores,
             memory: memory("MemTotal") as f64,
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            kernel: version(&rustix::system::uname().release().to_string_lossy()),
             vectors: found.join(" "),
             fma,
             read,
@@ -121,4 +121,9 @@ impl Machine {
             "copy_bytes_a_second": self.copy, "update_bytes_a_second": self.update,
         })
     }
+}
+
+/// Major and minor version of a kernel's release: the rest names a build, not a machine.
+fn version(release: &str) -> String {
+    release.split('.').take(2).collect::<Vec<_>>().join(".")
 }
