@@ -175,6 +175,43 @@ fn contexts_that_take_turns_change_no_bit() {
     assert_eq!(device.counts().contexts_created, 1 + switches);
 }
 
+/// `down` reads what `gu` wrote without a wait in between: in two contexts they would have run at the same time.
+#[test]
+fn kernels_of_a_prompt_in_two_contexts_are_refused() {
+    let copy = bundle().with_file_name("two-contexts");
+    for (line, what) in [("gemm down ctx=gemm ", "prompt"), ("gemm v_proj ctx=vis ", "picture")] {
+        let _ = std::fs::remove_dir_all(&copy);
+        copy_tree(bundle(), &copy);
+        let manifest = std::fs::read_to_string(copy.join("manifest.txt")).unwrap();
+        assert!(manifest.contains(line), "{line}");
+        let other = if what == "prompt" { "ctx=vis " } else { "ctx=gemm " };
+        let key = line.split(' ').nth(1).unwrap();
+        let moved = manifest.replace(line, &format!("gemm {key} {other}"));
+        std::fs::write(copy.join("manifest.txt"), moved).unwrap();
+        let npu = Npu::open(&*Model::new(Config::default()), Path::new("/dev/accel/accel0")).unwrap();
+        let loaded = Chat::load(Bundle::open(&copy).unwrap(), npu, LoadOptions::default(), &mut |_| {});
+        // The tower is loaded with the first picture.
+        let refused = loaded.and_then(|mut chat| {
+            let turn = Turn { system: None, images: &[picture()], text: "x", thinking: false, max_new: 1 };
+            chat.turn(&turn, &mut |_| ControlFlow::Continue(())).map(drop)
+        });
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains(&format!("all kernels of a {what} have to be in one")), "{error}");
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
 fn ioctls(after: &Counts, before: &Counts, name: &str) -> u64 {
     let of = |counts: &Counts| counts.ioctls.get(name).copied().unwrap_or(0);
     of(after) - of(before)

@@ -12,7 +12,7 @@ use amdxdna_ioctl::Errno;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::array::{DeviceMemory, MemoryFault};
+use crate::array::{DeviceMemory, MemoryFault, copy_in, copy_out};
 
 mod user;
 
@@ -458,9 +458,8 @@ pub(crate) fn read_device(memory: &dyn DeviceMemory, addr: u64, out: &mut [u8]) 
         if n == 0 {
             return Err(MemoryFault { addr: at, len: left, write: false });
         }
-        // SAFETY: `n` bytes at `ptr` are what `memory` just resolved, and it lives on; `out` is Rust memory and no
-        // part of a buffer object.
-        unsafe { std::ptr::copy_nonoverlapping(ptr.as_ptr(), out[done..].as_mut_ptr(), n) };
+        // SAFETY: `n` bytes at `ptr` are what `memory` just resolved, and it lives on.
+        unsafe { copy_out(ptr, &mut out[done..done + n]) };
         done += n;
     }
     Ok(())
@@ -479,9 +478,8 @@ pub(crate) fn write_device(memory: &dyn DeviceMemory, addr: u64, bytes: &[u8]) -
         if n == 0 {
             return Err(MemoryFault { addr: at, len: left, write: true });
         }
-        // SAFETY: `n` bytes at `ptr` are what `memory` just resolved for writing, and it lives on; `bytes` is Rust
-        // memory and no part of a buffer object.
-        unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), ptr.as_ptr(), n) };
+        // SAFETY: `n` bytes at `ptr` are what `memory` just resolved for writing, and it lives on.
+        unsafe { copy_in(ptr, &bytes[done..done + n]) };
         done += n;
     }
     Ok(())

@@ -303,12 +303,19 @@ impl Model {
         if self.len >= self.max_ctx {
             return Err(ModelError::ContextFull { tokens: self.len + 1, max_ctx: self.max_ctx });
         }
+        let position = self.next_position;
         let Model { kernels, text, pool, probe, recorder, bundle, .. } = self;
-        let mut run = Run { kernels, pool, recorder, probe };
-        text.token(&mut run, bundle, id, self.next_position)?;
+        if let Err(error) = text.token(&mut Run { kernels, pool, recorder, probe }, bundle, id, position) {
+            if !matches!(error, ModelError::NoSuchToken { .. }) {
+                // Some layers have taken the token in, others have not.
+                self.reset();
+            }
+            return Err(error);
+        }
         self.len += 1;
         self.next_position += 1;
-        text.logits(&mut run)
+        let Model { kernels, text, pool, probe, recorder, .. } = self;
+        text.logits(&mut Run { kernels, pool, recorder, probe })
     }
 
     /// Logits of the token that follows the sequence: `[vocab]`.

@@ -42,7 +42,7 @@ const WORD: usize = size_of::<u64>();
 ///
 /// # Safety
 /// `from` is valid for reads and writes of `out.len()` bytes, and no value of Rust lies there.
-unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
+pub(crate) unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
     let from = from.as_ptr();
     let head = from.align_offset(WORD).min(out.len());
     let (start, rest) = out.split_at_mut(head);
@@ -67,7 +67,7 @@ unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
 ///
 /// # Safety
 /// As of [`copy_out`].
-unsafe fn copy_in(to: NonNull<u8>, data: &[u8]) {
+pub(crate) unsafe fn copy_in(to: NonNull<u8>, data: &[u8]) {
     let to = to.as_ptr();
     let head = to.align_offset(WORD).min(data.len());
     let (start, rest) = data.split_at(head);

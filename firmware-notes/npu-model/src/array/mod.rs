@@ -19,7 +19,7 @@ mod txn;
 
 pub use contract::{Contract, Epilogue, GemmContract, GemvContract, Order};
 pub use host_ops::pack::Format;
-pub(crate) use memory::{DeviceMemory, MemoryFault};
+pub(crate) use memory::{DeviceMemory, MemoryFault, copy_in, copy_out};
 
 use host_ops::pool::Pool;
 use sha2::{Digest, Sha256};
