@@ -43,9 +43,11 @@ fn check(kind: Kind, stream: &[u8], bytes: [usize; 3]) {
             bench.run(stream, &mut [&mut input, &mut weights, &mut output]).unwrap();
             COUNT.load(Ordering::Relaxed) - before
         };
-        let counts: [u64; 4] = std::array::from_fn(|_| run());
+        let counts: [u64; 16] = std::array::from_fn(|_| run());
         assert!(counts[0] > OF_THE_BENCH, "the first command needs memory, so this counts nothing: {counts:?}");
-        assert_eq!(counts[1..], [OF_THE_BENCH; 3], "{kind:?}, {threads} threads");
+        // Blocks go to whoever is free: a thread that gets its first one later brings its memory then, once.
+        let late: u64 = counts[1..].iter().map(|count| count - OF_THE_BENCH).sum();
+        assert!(late < threads as u64, "{kind:?}, {threads} threads: {counts:?}");
     }
 }
 
