@@ -179,14 +179,14 @@ fn hang_race(ctx: &Ctx) -> Verdict {
     for _ in 0..20 {
         let packet = ready.good()?;
         let state = ready.run(packet)?;
-        hold!([NEW, COMPLETED, ERROR, ABORT].contains(&state), "state {state}");
+        hold!([NEW, COMPLETED, ERROR, ABORT, TIMEOUT].contains(&state), "state {state}");
         tally[state as usize] += 1;
     }
     ready.wait(seq)?;
     same!(hung.state(), TIMEOUT);
     ctx.note(format!(
-        "of 20 commands {} completed, {} in error, {} aborted, {} not sent",
-        tally[4], tally[5], tally[6], tally[1]
+        "of 20 commands {} completed, {} in error, {} aborted, {} timed out, {} not sent",
+        tally[4], tally[5], tally[6], tally[8], tally[1]
     ));
     ready.recovers()?;
     ready.still_works()

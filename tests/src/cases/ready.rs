@@ -138,7 +138,8 @@ impl Ready {
     }
 
     /// Runs good packets until one completes. While the driver makes a context again after a hang it may drop commands
-    /// (the fence signals, the packet stays NEW) or the firmware may refuse them; how many were lost comes back.
+    /// (the fence signals, the packet stays NEW), the firmware may refuse them, or the reset that is under way may take
+    /// them along (TIMEOUT); how many were lost comes back.
     pub(super) fn recovers(&self) -> Result<u32, Stop> {
         for lost in 0..200 {
             let packet = self.good()?;
@@ -147,7 +148,7 @@ impl Ready {
             self.client.close(packet.handle)?;
             match state {
                 COMPLETED => return Ok(lost),
-                NEW | ERROR => std::thread::sleep(std::time::Duration::from_millis(10)),
+                NEW | ERROR | TIMEOUT => std::thread::sleep(std::time::Duration::from_millis(10)),
                 other => return Err(Stop::fail(format_args!("a command after a hang: state {other}"))),
             }
         }
