@@ -266,6 +266,13 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     })
 }
 
+/// Whether a line's first word is one bare word, no command, and no file or directory either.
+pub(crate) fn is_stray(word: &Path) -> bool {
+    let flag = word.as_os_str().as_encoded_bytes().starts_with(b"-");
+    let known = word == Path::new("help") || named(word.as_os_str()).is_some();
+    !flag && !known && word.components().count() == 1 && !word.exists()
+}
+
 /// The command of this word.
 fn named(word: &OsStr) -> Option<&'static CommandSpec> {
     COMMANDS.iter().find(|spec| !spec.word.is_empty() && word == spec.word)

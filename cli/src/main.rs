@@ -25,6 +25,7 @@ use arguments::{Request, UsageError};
 use error::CliError;
 use runtime::bundle::WeightFormat;
 use runtime::export::{ExportOptions, VisionExport};
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -43,11 +44,14 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), CliError> {
-    match arguments::parse(std::env::args_os().skip(1))? {
-        // One bare word that is no directory was more likely meant as a command.
-        Request::Chat { bundle, .. } if bundle.components().count() == 1 && !bundle.exists() => {
-            Err(UsageError::no_command(&bundle).into())
-        }
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    // A first word that is neither a command nor there was more likely meant as a command: said before anything else.
+    if let Some(word) = words.first().map(Path::new)
+        && arguments::is_stray(word)
+    {
+        return Err(UsageError::no_command(word).into());
+    }
+    match arguments::parse(words)? {
         Request::Chat { bundle, talk } => talk::run(&bundle, &talk),
         Request::Demo { talk } => talk::run(&demo::bundle()?, &talk),
         Request::Check { bundle, json, run } => check::run(&bundle, json, &run),

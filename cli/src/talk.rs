@@ -22,6 +22,10 @@ const TRACED: usize = 1 << 20;
 /// Answers what `talk` asks with the model in `bundle`.
 pub(crate) fn run(bundle: &Path, talk: &TalkOptions) -> Result<(), CliError> {
     let interrupt = Interrupt::install();
+    if let Some(path) = &talk.trace {
+        // Now, not after the answer.
+        File::create(path).map_err(|source| CliError::Trace { path: path.clone(), source })?;
+    }
     // What can be wrong without a model is said before one is loaded.
     let prompt = match &talk.prompt {
         PromptSource::Text(text) => Some(text.clone()),

@@ -93,6 +93,13 @@ pub(crate) fn run(path: &Path, as_json: bool, ops: bool) -> Result<(), CliError>
 
 /// Explains a file's bytes; the error says what is wrong with them, and where.
 fn explain(bytes: &[u8], ops: bool) -> Result<Report, String> {
+    if bytes.starts_with(b"{\"traceEvents\"") || bytes.starts_with(b"{\n\"traceEvents\"") {
+        return Err(
+            "a timeline as `--trace` writes it, for Perfetto; the traces that are explained here are those of a \
+                    client's calls, a JSON object a line"
+                .to_owned(),
+        );
+    }
     let mut report = match Content::of(bytes) {
         Content::Xclbin => xclbin::explain(bytes, ops)?,
         Content::Pdi => image::explain(bytes, ops)?,

@@ -20,6 +20,7 @@ use crate::bundle::{Bundle, BundleError, DType, Manifest};
 use crate::chat::Tokenizer;
 use crate::checksums::{self, Checksums};
 use crate::files;
+use crate::pdi::{self, Pdi};
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,6 +192,7 @@ pub fn verify(
             found.identity = Some(Identity::of(&bundle));
             found.tokenizer(&bundle);
             found.finite(&bundle);
+            found.images(&bundle);
         }
         // Said above already, file by file.
         Err(BundleError::LfsPointer { .. }) => {}
@@ -293,6 +295,17 @@ impl Verification {
     }
 
     /// The tokenizer and its test cases.
+    /// The array's configurations hold checksums of their own, which loading leaves to the firmware.
+    fn images(&mut self, bundle: &Bundle) {
+        for (key, record) in &bundle.manifest.xclbins {
+            let Ok(xclbin) = bundle.xclbin(key) else { continue };
+            if let Some(error) = pdi::is_pdi(&xclbin.pdi).then(|| Pdi::parse(&xclbin.pdi).err()).flatten() {
+                let what = format!("{}: damaged PDI: {error}", record.path);
+                self.problems.push(Problem::Refused { what });
+            }
+        }
+    }
+
     fn tokenizer(&mut self, bundle: &Bundle) {
         let mut refuse = |what: String| self.problems.push(Problem::Refused { what });
         let tokenizer = match bundle.tokenizer_json() {
