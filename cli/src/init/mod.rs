@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! module /modules/amdxdna.ko force_iova=1     finit_module(2) with these parameters
-//! write /sys/... text                          writes the text and a newline to the file
+//! write /sys/... text                          writes the text and a newline to the file; {device} in its path is the
+//!                                              address of the device that the driver has
 //! argument 6368656b                            one word of the next command, in hexadecimal
 //! program 2f746f6f6c                           another program for the next command than this binary
 //! run                                          runs the command and waits for its end

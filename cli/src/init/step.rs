@@ -16,6 +16,8 @@ use super::{await_node, raw_serial};
 /// What a file in sysfs may take to take a word: removing a device waits for its clients.
 const SYSFS: Duration = Duration::from_secs(60);
 const DRIVER: &str = "/sys/bus/pci/drivers/amdxdna";
+/// Stands for the device's address in a path.
+const DEVICE: &str = "{device}";
 /// Told before each command after the first, on both of its ports, so that a reader can tell their outputs apart: the
 /// record separator of ASCII.
 const SEPARATOR: &[u8] = b"\x1e";
@@ -50,7 +52,10 @@ impl Machine {
             "unload" => unload_module(rest).map(done),
             "write" => {
                 let (path, value) = rest.split_once(' ').unwrap_or((rest, ""));
-                write(path, value).map(done)
+                match path.split_once(DEVICE) {
+                    Some((before, after)) => write(&format!("{before}{}{after}", self.device()?), value).map(done),
+                    None => write(path, value).map(done),
+                }
             }
             "argument" => {
                 self.words.push(from_hex(rest).ok_or_else(|| format!("bad argument {rest:?}"))?);

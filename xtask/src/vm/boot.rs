@@ -30,7 +30,7 @@ impl Addressing {
     fn kernel_parameters(self) -> &'static str {
         match self {
             Self::Iova => "intel_iommu=on",
-            Self::Carveout => "iommu=pt intel_iommu=on memmap=256M$0x60000000",
+            Self::Carveout => "iommu=pt intel_iommu=on memmap=768M$0x40000000",
         }
     }
 }

@@ -252,7 +252,7 @@ fn boot_once(request: &Request, live: bool) -> Result<Ended, VmError> {
     let initramfs = scratch.join("initramfs.cpio");
     let carveout = request.addressing == boot::Addressing::Carveout;
     let writes = if carveout && request.device {
-        vec![("/sys/kernel/debug/accel/0000:00:02.0/carveout".to_owned(), "0x10000000@0x60000000".to_owned())]
+        vec![("/sys/kernel/debug/accel/{device}/carveout".to_owned(), "0x30000000@0x40000000".to_owned())]
     } else {
         Vec::new()
     };

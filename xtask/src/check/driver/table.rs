@@ -222,10 +222,10 @@ fn refused(bench: &Bench, protocol: (u32, u32)) -> Result<String, String> {
     let boot = Scenario { binary: bench.binary.clone(), protocol: Some(protocol), steps, ..Scenario::default() };
     let ended = scenario(boot)?;
     let Some(done) = ended.done.first() else { return Err("the machine ended early".into()) };
-    let said = done.stdout.trim();
-    match said.contains("firmware") && !said.contains("/dev/accel") {
-        true => Ok(said.to_owned()),
-        false => Err(format!("{done}: {said:?} {:?}", done.stderr.trim())),
+    let said = done.stderr.trim();
+    match done.exit == Some(1) && said.contains("firmware and driver of different protocols") {
+        true => Ok(format!("{said:?}")),
+        false => Err(format!("{done}: {:?} {said:?}", done.stdout.trim())),
     }
 }
 
