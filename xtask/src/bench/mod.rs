@@ -152,8 +152,7 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
 
 /// The build directory of this checkout.
 fn target() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
-    std::env::var_os("CARGO_TARGET_DIR").map_or(own, PathBuf::from)
+    crate::vm::target_directory(&crate::check::root())
 }
 
 /// What supervising adds to a command.

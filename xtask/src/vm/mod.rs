@@ -237,13 +237,13 @@ fn machine(request: &Request, live: bool) -> Result<Ended, VmError> {
 }
 
 fn boot_once(request: &Request, live: bool) -> Result<Ended, VmError> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
-    let target = target_directory(root);
+    let root = crate::check::root();
+    let target = target_directory(&root);
     let home = target.join("vm");
     let parts = fetch::parts(&home, &request.given)?;
     let binary = match &request.binary {
         Some(b) => b.clone(),
-        None => static_binary(root, &target)?,
+        None => static_binary(&root, &target)?,
     };
     static BOOTS: AtomicU32 = AtomicU32::new(0);
     let name = format!("run-{}-{}", std::process::id(), BOOTS.fetch_add(1, Ordering::Relaxed));
