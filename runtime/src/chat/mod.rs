@@ -4,6 +4,7 @@ mod accept;
 mod error;
 mod generate;
 mod options;
+mod picture;
 mod stream;
 mod template;
 mod tokenizer;
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 pub use error::ChatError;
 pub use options::{Event, Outcome, Stop, Timing, Turn};
+pub use picture::Picture;
 pub use stream::TextStream;
 pub use template::prompt;
 pub use tokenizer::Tokenizer;
