@@ -125,6 +125,10 @@ pub(crate) enum UsageError {
     Missing(&'static str),
     #[error("one argument too many: {0:?}")]
     TooMany(OsString),
+    #[error("no case `{0}`: see `driver-check --list`")]
+    NoCase(String),
+    #[error("no case is in these groups and has these names: see `driver-check --list`")]
+    NoCases,
     #[error("nothing to ask: give --prompt, --prompt-file or --interactive")]
     NoPrompt,
     #[error("no text to foretell: give --file")]

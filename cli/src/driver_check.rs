@@ -1,9 +1,9 @@
 //! `driver-check`: the table of driver cases against a device node, or against the software NPU.
 
-use crate::arguments::DeviceChoice;
+use crate::arguments::{DeviceChoice, UsageError};
 use crate::error::{CliError, one_line};
 use crate::npu;
-use crate::output::{answer, note};
+use crate::output::{ProgressLine, answer, note};
 use amdxdna_ioctl::{KernelOpener, Opener};
 use driver_tests::cases::{self, Case, Group, Outcome, Record, Selection};
 use npu_model::{Config, Model};
@@ -46,19 +46,19 @@ pub(crate) fn run(options: &Options) -> Result<(), CliError> {
         ..Selection::default()
     };
     if let Some(unknown) = options.cases.iter().find(|name| !cases::all().any(|case| case.to_string() == **name)) {
-        return Err(CliError::Device(format!("no case {unknown}: see `driver-check --list`")));
+        return Err(UsageError::NoCase(unknown.clone()).into());
     }
     let wanted: Vec<&Case> = cases::all().filter(|case| selection.takes(case)).collect();
     if wanted.is_empty() {
-        return Err(CliError::Device(
-            "no case is in these groups and has these names: see `driver-check --list`".into(),
-        ));
+        return Err(UsageError::NoCases.into());
     }
     if options.list {
         return list(&wanted, options.style);
     }
     let (opener, node) = device(&options.device, &mut selection)?;
-    let mut out = Printer { style: options.style, number: 0, tallies: Vec::new(), stopped: None };
+    let progress = ProgressLine::new();
+    let mut out =
+        Printer { style: options.style, total: wanted.len(), number: 0, tallies: Vec::new(), stopped: None, progress };
     out.begin(wanted.len(), &node)?;
     let ran = cases::run(&selection, &opener, &node, &mut |record| out.take(record));
     if let Some(stopped) = out.stopped.take() {
@@ -144,7 +144,10 @@ impl Tally {
 
 struct Printer {
     style: Style,
+    total: usize,
     number: usize,
+    /// Most cases pass and say nothing; some take seconds.
+    progress: ProgressLine,
     tallies: Vec<(Group, Tally)>,
     /// Why nothing more can be written.
     stopped: Option<CliError>,
@@ -161,6 +164,7 @@ impl Printer {
 
     fn take(&mut self, record: &Record<'_>) -> ControlFlow<()> {
         self.number += 1;
+        self.progress.clear();
         match self.tallies.last_mut() {
             Some((group, tally)) if *group == record.case.group => tally.add(record),
             _ => {
@@ -170,7 +174,13 @@ impl Printer {
             }
         }
         match answer(&self.line(record)) {
-            Ok(()) => ControlFlow::Continue(()),
+            Ok(()) => {
+                let (number, total) = (self.number, self.total);
+                if number < total {
+                    self.progress.show(|| format!("{number} of {total} cases"));
+                }
+                ControlFlow::Continue(())
+            }
             Err(error) => {
                 self.stopped = Some(error);
                 ControlFlow::Break(())

@@ -11,6 +11,11 @@ use std::process::Command;
 
 const NAME: &str = "amdxdna_accel.h";
 
+pub(crate) const HELP: &str = "\
+cargo xtask abi [--header PATH]
+  sizes, offsets, request words and constants of amdxdna-ioctl against a C compiler's reading of the kernel's header:
+  the one given, else this machine's, else Debian's, which is fetched";
+
 /// What came of a comparison.
 pub(crate) enum Compared {
     Same,
@@ -24,7 +29,7 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     let asked = match arguments {
         [] => None,
         [flag, path] if flag == "--header" => Some(PathBuf::from(path)),
-        _ => return Err("usage: cargo xtask abi [--header PATH]".to_owned()),
+        _ => return Err(format!("usage: {HELP}")),
     };
     Ok(match compared(asked.as_deref())? {
         Compared::Same => true,

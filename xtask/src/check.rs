@@ -64,6 +64,14 @@ const STAGES: [(&str, Stage); 15] = [
 /// Runs only where it is named: minutes of machine for what changes seldom.
 const OTHERS: &str = "driver-others";
 
+pub(crate) const HELP: &str = "\
+cargo xtask check [STAGE]...
+  runs the stages named, or all but driver-others; a stage passes, fails or says why it was skipped
+    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo xrt driver driver-others
+  QWEN35_ORACLE=DIR  reference runs for the stage oracle
+cargo xtask check --device NODE [--bundle B]
+  this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's references";
+
 /// Runs the stages named, or all; or, with `--device`, what can be said about real hardware. True where none failed.
 pub(crate) fn run(wanted: &[OsString]) -> Result<bool, String> {
     if wanted.iter().any(|word| word == "--device" || word == "--bundle") {

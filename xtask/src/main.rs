@@ -1,4 +1,4 @@
-//! The one door for developers: `cargo xtask check | abi | synth-bundle`.
+//! The one door for developers: `cargo xtask help` names its commands.
 
 mod abi;
 mod bench;
@@ -33,8 +33,21 @@ cargo xtask <command>
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    let command = arguments.next().unwrap_or_else(|| OsString::from("help"));
-    let rest: Vec<OsString> = arguments.collect();
+    let mut command = arguments.next().unwrap_or_else(|| OsString::from("help"));
+    let mut rest: Vec<OsString> = arguments.collect();
+    // `help vm` is `vm --help`.
+    if command == "help" && !rest.is_empty() {
+        command = rest.remove(0);
+        rest = vec![OsString::from("--help")];
+    }
+    // Words after `--` are another program's.
+    let own = rest.iter().take_while(|word| *word != "--");
+    if let Some(text) = help_of(&command.to_string_lossy())
+        && own.into_iter().any(|word| word == "--help" || word == "-h")
+    {
+        print(&format!("{}\n", text.trim_end()));
+        return ExitCode::SUCCESS;
+    }
     let result = match command.to_string_lossy().as_ref() {
         "abi" => abi::run(&rest),
         "bench" => bench::run(&rest),
@@ -56,6 +69,19 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The help of a command.
+fn help_of(command: &str) -> Option<&'static str> {
+    Some(match command {
+        "abi" => abi::HELP,
+        "bench" => bench::HELP,
+        "check" => check::HELP,
+        "supervise" => supervise::HELP,
+        "synth-bundle" => synth::HELP,
+        "vm" => vm::HELP,
+        _ => return None,
+    })
 }
 
 /// The one place that writes to stdout; a reader that has gone away is not an error.

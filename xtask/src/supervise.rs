@@ -17,7 +17,7 @@ use npu_model::{AddressMode, Config, DriverVersion, Npu, Timing};
 use runtime::bundle::Bundle;
 use runtime::reference::is_reference;
 
-const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 cargo xtask supervise [OPTION]... -- PROGRAM [ARGUMENT]...
 
 Runs a program, unmodified, dynamic or static, with the software NPU behind its device node. The exit code is the

@@ -48,6 +48,10 @@ pub(crate) fn sample(out: &Path, sample: Sample) -> Result<(), String> {
 
 const USAGE: &str = "usage: cargo xtask synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]";
 
+pub(crate) const HELP: &str = "\
+cargo xtask synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
+  a bundle with the shapes of a real size (default 2b, all its layers) and random weights, for the software NPU";
+
 /// Writes the bundle that the arguments ask for.
 pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     let (out, size) = parse(arguments)?;

@@ -42,6 +42,7 @@ enum Content {
     Trace,
     Elf,
     LfsPointer,
+    Picture,
     /// What nothing else is: streams have no mark.
     Stream,
 }
@@ -58,6 +59,8 @@ impl Content {
             Self::LfsPointer
         } else if bytes.trim_ascii_start().starts_with(b"{") {
             Self::Trace
+        } else if bytes.starts_with(b"\x89PNG") || bytes.starts_with(b"\xFF\xD8\xFF") {
+            Self::Picture
         } else {
             Self::Stream
         }
@@ -105,6 +108,7 @@ fn explain(bytes: &[u8], ops: bool) -> Result<Report, String> {
         Content::Pdi => image::explain(bytes, ops)?,
         Content::Trace => trace::explain(bytes, ops)?,
         Content::Stream => stream::explain(bytes, ops)?,
+        Content::Picture => return Err("byte 0: a picture; pictures are for --image".to_owned()),
         Content::LfsPointer => {
             return Err("byte 0: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`".to_owned());
         }

@@ -209,6 +209,7 @@ fn other_files_are_refused_by_name() {
     let refusal = |bytes: &[u8]| explain(bytes, false).map(|report| report.text).unwrap_err();
     assert!(refusal(b"\x7FELF\x01\x01\x01").starts_with("byte 0: an ELF file"));
     assert!(refusal(b"version https://git-lfs.github.com/spec/v1\n").contains("git lfs pull"));
+    assert!(refusal(b"\x89PNG\r\n\x1a\n").contains("--image"));
     assert!(refusal(b"").starts_with("neither xclbin nor PDI nor trace"));
     assert!(refusal(b"This is a letter, nothing else at all").starts_with("neither xclbin nor PDI nor trace"));
     let old = [0x11_u32, 0x0100_0405, 0x0100_0100, 0x0B59_0100];

@@ -1,7 +1,7 @@
 //! Buffers made of the process's own pages, and the dma-buf import of CREATE_BO.
 
-use amdxdna_ioctl::Errno;
 use amdxdna_ioctl::abi::{self, INVALID_ADDR, request};
+use amdxdna_ioctl::{Errno, errno_name};
 use bytemuck::Zeroable;
 
 use super::Expect::{ByMode, Same};
@@ -72,7 +72,8 @@ fn user_read_only(ctx: &Ctx) -> Verdict {
     let table = table(-1, &[(pages.map().addr(), PAGE as u64)]);
     let made = create_from(&client, addr_of(&table[0]));
     hold!(matches!(made, Err(Errno::FAULT | Errno::NOMEM | Errno::PERM)), "a buffer of read-only pages: {made:?}");
-    ctx.note(format!("{made:?}"));
+    let said = made.err().and_then(errno_name).unwrap_or("nothing");
+    ctx.note(format!("the driver said {said}"));
     Ok(())
 }
 

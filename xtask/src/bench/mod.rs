@@ -31,7 +31,7 @@ use self::measure::Effort;
 use self::report::{GROUPS, Report};
 use crate::synth::{Sample, sample};
 
-const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 cargo xtask bench [OPTION]...
 
 Measures our runtime and a runtime by others in turn, and the machine's limits, and prints a table. Built and run

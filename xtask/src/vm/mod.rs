@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub(crate) use guest::XRT_PROGRAM;
+pub(crate) use request::HELP;
 use request::Request;
 pub(crate) use step::{Done, Step};
 

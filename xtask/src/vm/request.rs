@@ -23,7 +23,7 @@ pub(super) struct Request {
     pub(super) steps: Vec<Step>,
 }
 
-const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 cargo xtask vm [options] -- <arguments of qwen35-direct>
   --npu 4|5|6           the virtual part (default 4: Strix Point)
   --protocol M.N        firmware protocol (default 6.18)
