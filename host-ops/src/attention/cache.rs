@@ -201,6 +201,10 @@ impl KvCache {
         self.shape.kv_heads * self.shape.head_dim * BLOCK
     }
 
+    pub(super) fn page(&self, i: usize) -> &Page {
+        &self.pages[i]
+    }
+
     /// Block `i` of a head.
     pub(super) fn block(&self, i: usize, kv_head: usize) -> Block<'_> {
         let len = self.shape.head_dim * BLOCK;

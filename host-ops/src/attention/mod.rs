@@ -4,6 +4,7 @@
 //! Blocks start at multiples of [`BLOCK`] positions, so the order of every sum depends on positions alone.
 
 mod cache;
+mod stored;
 mod text;
 mod tile;
 mod vision;

@@ -166,6 +166,37 @@ fn going_back_and_on_gives_the_same_bits() {
 }
 
 #[test]
+fn stored_tokens_come_back_bit_by_bit() {
+    let case = Case::new(150);
+    for format in [KvFormat::F32, KvFormat::Half] {
+        let (_, cache) = case.run_in(format, 1, &[]);
+        let mut bytes = Vec::new();
+        cache.store(0..150, &mut bytes);
+        assert_eq!(bytes.len(), 150 * cache.token_bytes());
+        assert_eq!(cache.token_bytes(), 2 * SHAPE.kv_width() * format.bytes());
+        // Into pages that hold other tokens, in pieces across their edges.
+        let (_, mut loaded) = Case { n: 140, ..Case::new(150) }.run_in(format, 1, &[]);
+        loaded.truncate(0);
+        bytes.chunks(70 * cache.token_bytes()).for_each(|piece| loaded.load(piece));
+        assert_eq!(loaded.len(), 150);
+        for (token, head) in (0..150).flat_map(|t| [(t, 0), (t, 1)]) {
+            assert_eq!(bits(&loaded.key(token, head)), bits(&cache.key(token, head)), "{format:?} {token}");
+            assert_eq!(bits(&loaded.value(token, head)), bits(&cache.value(token, head)), "{format:?} {token}");
+        }
+        let mut part = Vec::new();
+        cache.store(63..66, &mut part);
+        assert_eq!(part, bytes[63 * cache.token_bytes()..66 * cache.token_bytes()]);
+    }
+    // Numbers, not only the way back: key 5 of f32.
+    let (_, cache) = case.run_in(KvFormat::F32, 1, &[]);
+    let mut bytes = Vec::new();
+    cache.store(5..6, &mut bytes);
+    let numbers: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+    let wanted = [cache.key(5, 0), cache.key(5, 1), cache.value(5, 0), cache.value(5, 1)].concat();
+    assert_eq!(bits(&numbers), bits(&wanted));
+}
+
+#[test]
 fn shapes_that_cannot_run_are_told() {
     assert!(SHAPE.is_valid());
     assert!(!Shape { kv_heads: 0, ..SHAPE }.is_valid());

@@ -5,6 +5,7 @@
 //! work, it stays in the first level cache for all tokens of a call, and it is how the state is stored.
 
 mod recurrence;
+mod stored;
 
 use crate::{
     act, norm,
@@ -88,8 +89,8 @@ pub fn taps(conv: &[f32], conv_kernel: usize) -> Vec<f32> {
     (0..conv_kernel).flat_map(|j| conv.iter().skip(j).step_by(conv_kernel)).copied().collect()
 }
 
-/// What a layer remembers. `Clone` is a snapshot.
-#[derive(Debug, Clone)]
+/// What a layer remembers. `Clone` is a snapshot; `clone_from` takes one into memory that is there.
+#[derive(Debug)]
 pub struct State {
     shape: Shape,
     /// `[conv_kernel - 1, channels]`, a ring.

@@ -49,6 +49,16 @@ pub(super) struct Fades {
 impl Fades {
     pub(super) const START: Fades = Fades { state: 1.0, deltas: [1.0; CHUNK] };
 
+    /// The state's decay, then the deltas'.
+    pub(super) fn values(&self) -> [f32; 1 + CHUNK] {
+        std::array::from_fn(|i| i.checked_sub(1).map_or(self.state, |i| self.deltas[i]))
+    }
+
+    /// From [`Fades::values`].
+    pub(super) fn of(values: [f32; 1 + CHUNK]) -> Fades {
+        Fades { state: values[0], deltas: std::array::from_fn(|i| values[i + 1]) }
+    }
+
     /// Takes in token `i` of the chunk. `dots`: its key's and its query's products with the chunk's keys up to its own.
     pub(super) fn token(&mut self, i: usize, beta: f32, decay: f32, dots: &[[f32; CHUNK]]) -> Token {
         self.state *= decay;

@@ -200,3 +200,51 @@ fn as_transformers_computes_it() {
     let (out, _) = golden("delta_grouped", shape, 16);
     assert!(max_difference(&out, &fixture_f32("delta_grouped.out.f32")) < 1e-5);
 }
+
+#[test]
+fn a_stored_state_goes_on_with_the_same_bits() {
+    let case = Case::new(53);
+    let (out, _) = case.run(1, &[]);
+    // With a chunk under way, and at its end.
+    for first in [1, 21, 32] {
+        let (weights, pool, mut scratch) = (case.weights(), Pool::serial(), Scratch::default());
+        let (input, value) = (SHAPE.input_width(), SHAPE.value_width());
+        let mut forward = |state: &mut State, tokens: std::ops::Range<usize>| {
+            let hidden = &case.hidden[tokens.start * WIDTH..tokens.end * WIDTH];
+            let projected = &case.projected[tokens.start * input..tokens.end * input];
+            let mut out = vec![0.0; tokens.len() * value];
+            forward(&pool, &SHAPE, &weights, state, hidden, projected, &mut out, &mut scratch);
+            out
+        };
+        let mut state = State::new(SHAPE);
+        forward(&mut state, 0..first);
+        let mut bytes = Vec::new();
+        state.store(&mut bytes);
+        assert_eq!(bytes.len(), state.stored_bytes());
+        // Into states that know other tokens.
+        let mut loaded = State::new(SHAPE);
+        forward(&mut loaded, 7..19);
+        let mut copied = loaded.clone();
+        copied.clone_from(&state);
+        assert!(loaded.load(&bytes));
+        for mut state in [loaded, copied, state] {
+            assert_eq!(bits(&forward(&mut state, first..53)), bits(&out[first * value..]), "{first}");
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_no_state_are_refused() {
+    let mut state = State::new(SHAPE);
+    let mut bytes = Vec::new();
+    state.store(&mut bytes);
+    assert!(state.load(&bytes));
+    assert!(!state.load(&bytes[1..]) && !state.load(&[]) && !state.load(&[&bytes[..], &[0; 4]].concat()));
+    for (at, least) in [(0, 3), (4, CHUNK as u8)] {
+        for value in [least, 255] {
+            let mut wrong = bytes.clone();
+            wrong[at] = value;
+            assert!(!state.load(&wrong), "{at} {value}");
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! The arithmetic of Qwen3.5 around the commands of the NPU.
 //!
 //! A [`Model`] holds one sequence. Its state only grows: [`Model::prefill`] and [`Model::decode`] append tokens, and
-//! [`Model::reset`] starts over. Nothing here knows text.
+//! [`Model::reset`] starts over. [`Model::snapshot`] marks a place that [`Model::restore`] comes back to. Nothing here
+//! knows text.
 
 mod decode;
 mod embedding;
@@ -17,6 +18,8 @@ mod profile;
 mod run;
 mod shared;
 mod sight;
+mod snapshot;
+mod state;
 mod text;
 mod tower;
 mod trace;
@@ -33,6 +36,8 @@ pub use options::{KvFormat, LoadOptions, Progress};
 pub use positions::{Positions, positions};
 pub use probe::{Tap, Watch};
 pub use profile::{Asked, Part, Profile, Projection, Stage};
+pub use snapshot::{Snapshot, SnapshotError};
+pub use state::StateError;
 pub use trace::Trace;
 
 use self::kernels::{Table, Uploader};
@@ -40,6 +45,7 @@ use self::prefill::Row;
 use self::probe::Probe;
 use self::run::{Recorder, Run};
 use self::sight::Sight;
+use self::snapshot::Lineage;
 use self::text::Text;
 use crate::bundle::{Bundle, WeightFormat};
 use crate::image::Rgb;
@@ -71,6 +77,9 @@ pub struct Model {
     max_piece: usize,
     len: usize,
     next_position: u32,
+    /// Tokens whose keys and values are there though the sequence is empty, see [`Model::lose`].
+    kept: usize,
+    lineage: Lineage,
 }
 
 impl Model {
@@ -108,6 +117,8 @@ impl Model {
             max_piece: usize::MAX,
             len: 0,
             next_position: 0,
+            kept: 0,
+            lineage: Lineage::new(),
         })
     }
 
@@ -192,10 +203,11 @@ impl Model {
         self.max_piece = rows.max(1);
     }
 
-    /// Forgets the sequence.
+    /// Forgets the sequence. Its memory stays, for the next one.
     pub fn reset(&mut self) {
         self.text.reset();
-        (self.len, self.next_position) = (0, 0);
+        self.lineage.cut(0);
+        (self.len, self.next_position, self.kept) = (0, 0, 0);
     }
 
     /// A picture as the tower wants it.
@@ -253,7 +265,8 @@ impl Model {
 
     /// Appends tokens. `progress` gets how many of them the work done so far amounts to, after every layer of every unit
     /// of a prompt, and may break off there. Gives the number of tokens that were appended: all, or none if it was broken
-    /// off before its end. The sequence is empty then, since its layers have come to different tokens.
+    /// off before its end. The sequence is empty then, since its layers have come to different tokens; a snapshot of a place
+    /// before can be [restored](Model::restore). The same holds after a failure.
     ///
     /// # Errors
     /// More tokens than the context holds, unknown tokens, too few or too many vision rows, failures of the device.
@@ -280,12 +293,13 @@ impl Model {
             None => Row::Token(id),
         };
         let rows: Vec<Row<'_>> = input.ids.iter().map(row).collect();
+        self.begin();
         let Model { kernels, text, pool, probe, recorder, bundle, max_piece, .. } = self;
         let mut run = Run { kernels, pool, recorder, probe };
         match text.prompt(&mut run, bundle, &rows, &input.positions.tokens, *max_piece, progress) {
             Ok(true) => {}
             other => {
-                self.reset();
+                self.lose();
                 return other.map(|_| 0);
             }
         }
@@ -303,12 +317,13 @@ impl Model {
         if self.len >= self.max_ctx {
             return Err(ModelError::ContextFull { tokens: self.len + 1, max_ctx: self.max_ctx });
         }
+        self.begin();
         let position = self.next_position;
         let Model { kernels, text, pool, probe, recorder, bundle, .. } = self;
         if let Err(error) = text.token(&mut Run { kernels, pool, recorder, probe }, bundle, id, position) {
             if !matches!(error, ModelError::NoSuchToken { .. }) {
                 // Some layers have taken the token in, others have not.
-                self.reset();
+                self.lose();
             }
             return Err(error);
         }
