@@ -3,16 +3,22 @@
 mod accept;
 mod error;
 mod generate;
+mod machine;
+mod marks;
 mod options;
 mod picture;
+mod state;
 mod stream;
 mod template;
 mod tokenizer;
+#[cfg(test)]
+mod toy;
 
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 pub use error::ChatError;
+pub use marks::MarkLimits;
 pub use options::{Event, Outcome, Stop, Timing, Turn};
 pub use picture::Picture;
 pub use stream::TextStream;

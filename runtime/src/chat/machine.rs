@@ -1,0 +1,53 @@
+//! What a conversation needs of a model.
+
+use std::ops::ControlFlow;
+
+use crate::model::ModelError;
+
+/// Tokens to append, and what stands for the pictures among them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece<'a> {
+    /// The tokens.
+    pub(super) ids: &'a [u32],
+    /// Patch rows and columns of each picture.
+    pub(super) grids: &'a [[usize; 2]],
+    /// The tower's rows for them, one after the other.
+    pub(super) rows: &'a [f32],
+}
+
+/// A model with one sequence in its hands, which can be exchanged for another.
+///
+/// [`crate::model::Model`] is one. Conversations are tested on a smaller one.
+pub(super) trait Machine {
+    /// All that is remembered of the tokens of a sequence.
+    type Sequence;
+    /// The same at one point of it: enough to go back there.
+    type Snapshot: Clone;
+
+    /// An empty sequence.
+    fn fresh(&self) -> Self::Sequence;
+    /// Exchanges the sequence that the next calls are about.
+    fn swap(&mut self, other: &mut Self::Sequence);
+    /// Tokens of the sequence; less than were appended if it is of no use.
+    fn held(&self) -> usize;
+    /// Forgets all tokens.
+    fn reset(&mut self);
+    /// The point at which the sequence is.
+    fn snapshot(&mut self) -> Result<Self::Snapshot, ModelError>;
+    /// Goes back to a point of this sequence.
+    fn restore(&mut self, to: &Self::Snapshot) -> Result<(), ModelError>;
+    /// Tokens before a point, and the bytes that keeping it takes.
+    fn measure(snapshot: &Self::Snapshot) -> (usize, usize);
+    /// Appends tokens and gives the points behind so many of them, in ascending order. `progress` may break off: `None`,
+    /// and the sequence is of no use until it is restored or reset.
+    fn append(
+        &mut self,
+        piece: &Piece<'_>,
+        marks: &[usize],
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Self::Snapshot>>, ModelError>;
+    /// What may follow.
+    fn logits(&mut self) -> Result<&[f32], ModelError>;
+    /// Appends a token and gives what may follow.
+    fn decode(&mut self, id: u32) -> Result<&[f32], ModelError>;
+}
