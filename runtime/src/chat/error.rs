@@ -4,6 +4,8 @@ use crate::bundle::BundleError;
 use crate::model::ModelError;
 use crate::npu::NpuError;
 
+use super::template::TemplateError;
+
 /// Why a bundle could not be loaded or a turn not be answered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,6 +22,9 @@ pub enum ChatError {
     /// The tokenizer is not one of Qwen3.5's sort.
     #[error("tokenizer.json: {0}")]
     Tokenizer(String),
+    /// The conversation does not become a prompt.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
     /// The prompt does not fit.
     #[error("the prompt has {prompt} tokens but the context holds {max_ctx}; shorten it or raise --max-ctx")]
     PromptTooLong {

@@ -3,8 +3,10 @@
 mod accept;
 mod error;
 mod generate;
+mod guard;
 mod machine;
 mod marks;
+mod message;
 mod options;
 mod picture;
 mod state;
@@ -18,11 +20,13 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 pub use error::ChatError;
+pub use guard::{ControlTokens, Rendered};
 pub use marks::MarkLimits;
+pub use message::{Message, MessageError, Part, Role, ToolCall};
 pub use options::{Event, Outcome, Stop, Timing, Turn};
 pub use picture::Picture;
 pub use stream::TextStream;
-pub use template::prompt;
+pub use template::{Request, Template, TemplateError, prompt};
 pub use tokenizer::Tokenizer;
 
 pub use crate::model::{LoadOptions, Progress};

@@ -1,15 +1,21 @@
 //! Text to tokens and back.
 
-use tokenizers::Tokenizer as HfTokenizer;
+use tokenizers::{
+    Model as _, NormalizedString, Normalizer as _, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer as _, Tokenizer as HfTokenizer,
+};
 
 use super::accept::{Tokens, accept};
 use super::error::ChatError;
+use super::guard::{ControlTokens, Piece, Rendered};
+use super::template::{IMAGE_PAD, TemplateError};
 
 /// The tokenizer of a checkpoint.
 #[derive(Debug)]
 pub struct Tokenizer {
     encoder: HfTokenizer,
     tokens: Tokens,
+    control: ControlTokens,
 }
 
 impl Tokenizer {
@@ -20,7 +26,9 @@ impl Tokenizer {
     pub fn from_json(json: &[u8]) -> Result<Tokenizer, ChatError> {
         let tokens = accept(json).map_err(ChatError::Tokenizer)?;
         let encoder = HfTokenizer::from_bytes(json).map_err(|e| ChatError::Tokenizer(e.to_string()))?;
-        Ok(Tokenizer { encoder, tokens })
+        let added = encoder.get_added_tokens_decoder().into_iter();
+        let control = ControlTokens::new(added.map(|(id, token)| (token.content, id)));
+        Ok(Tokenizer { encoder, tokens, control })
     }
 
     /// The tokens of a text. Special tokens that are written out in it become themselves.
@@ -30,6 +38,71 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ChatError> {
         let encoding = self.encoder.encode_fast(text, false).map_err(|e| ChatError::Tokenizer(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of a text in which nothing is a control token, whatever it looks like.
+    ///
+    /// # Errors
+    /// Text that the vocabulary cannot spell.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, ChatError> {
+        let mut out = Vec::new();
+        self.append_plain(text, &mut out).map_err(|e| ChatError::Tokenizer(e.to_string()))?;
+        Ok(out)
+    }
+
+    fn append_plain(&self, text: &str, out: &mut Vec<u32>) -> tokenizers::Result<()> {
+        let mut text = NormalizedString::from(text);
+        if let Some(normalizer) = self.encoder.get_normalizer() {
+            normalizer.normalize(&mut text)?;
+        }
+        let mut words = PreTokenizedString::from(text);
+        if let Some(pre_tokenizer) = self.encoder.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut words)?;
+        }
+        let model = self.encoder.get_model();
+        words.tokenize(|word| model.tokenize(word.get()))?;
+        for (_, _, tokens) in words.get_splits(OffsetReferential::Original, OffsetType::None) {
+            out.extend(tokens.iter().flatten().map(|token| token.id));
+        }
+        Ok(())
+    }
+
+    /// The tokens of a rendered conversation; `images` holds the tokens that each of its pictures takes.
+    ///
+    /// # Errors
+    /// Another number of pictures than the text has places for, and text that the vocabulary cannot spell.
+    pub fn encode_rendered(&self, rendered: &Rendered, images: &[usize]) -> Result<Vec<u32>, ChatError> {
+        let ids = if rendered.is_guarded() {
+            let mut ids = Vec::new();
+            for piece in rendered.pieces(&self.control) {
+                match piece {
+                    Piece::Control(id) => ids.push(id),
+                    Piece::Text(text) => {
+                        self.append_plain(text, &mut ids).map_err(|e| ChatError::Tokenizer(e.to_string()))?;
+                    }
+                }
+            }
+            ids
+        } else {
+            self.encode(rendered.text())?
+        };
+        let Some(pad) = self.id(IMAGE_PAD) else { return Ok(ids) };
+        let found = ids.iter().filter(|&&id| id == pad).count();
+        if found != images.len() {
+            return Err(TemplateError::Pictures { found, wanted: images.len() }.into());
+        }
+        let (mut images, mut out) = (images.iter(), Vec::with_capacity(ids.len() + images.iter().sum::<usize>()));
+        for id in ids {
+            let count = if id == pad { images.next().copied().unwrap_or(0) } else { 1 };
+            out.extend(std::iter::repeat_n(id, count));
+        }
+        Ok(out)
+    }
+
+    /// The control tokens, special or not, as they are written.
+    #[must_use]
+    pub fn control_tokens(&self) -> &ControlTokens {
+        &self.control
     }
 
     /// The token that is written like this, if there is one.
