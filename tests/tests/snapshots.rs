@@ -10,7 +10,7 @@ use npu_model::{Config, Faults, Model as Device};
 use runtime::bundle::Bundle;
 use runtime::export::{ExportOptions, export};
 use runtime::image::Rgb;
-use runtime::model::{Input, KvFormat, LoadOptions, Model, Positions, SnapshotError, StateError};
+use runtime::model::{Input, KvFormat, LoadOptions, Model, OtherModel, Positions, Sequence, Snapshot, StateError};
 use runtime::npu::Npu;
 
 /// Two models of one shape and different weights, in folders of this process.
@@ -30,9 +30,13 @@ fn bundles() -> &'static [PathBuf; 2] {
 }
 
 fn load(bundle: &Path, kv: KvFormat, max_ctx: usize) -> (Model, Arc<Device>) {
+    load_with(bundle, kv, max_ctx, 4)
+}
+
+fn load_with(bundle: &Path, kv: KvFormat, max_ctx: usize, commands_in_flight: usize) -> (Model, Arc<Device>) {
     let device = Device::new(Config { coherent: false, ..Config::default() });
     let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
-    let options = LoadOptions { max_ctx, kv: Some(kv), ..LoadOptions::default() };
+    let options = LoadOptions { max_ctx, kv: Some(kv), commands_in_flight, ..LoadOptions::default() };
     (Model::load(Bundle::open(bundle).unwrap(), npu, &options, &mut |_| {}).unwrap(), device)
 }
 
@@ -108,13 +112,16 @@ fn coming_back_and_going_on_gives_the_bits_of_never_having_left() {
             assert!(go_on(&mut model, &picture) == wanted, "{kv:?}");
             assert_eq!(model.len(), end);
         }
-        // A branch, and back to its root.
+        // A branch, back to its root, and forth to where the first one was, though its rows are overwritten here.
         model.restore(&early).unwrap();
         assert!(bits(model.logits().unwrap()) == logits, "the logits at the place itself");
         assert!(go_on(&mut model, &picture) != wanted);
-        let stale = model.restore(&late).unwrap_err();
-        assert_eq!(stale, SnapshotError::Stale { len: late.len(), left: early.len() });
-        assert!(model.len() > early.len(), "nothing has changed");
+        model.restore(&late).unwrap();
+        assert!(go_on(&mut model, &picture) == wanted, "{kv:?}");
+        model.reset();
+        words(&mut model, 400, 3);
+        model.restore(&late).unwrap();
+        assert!(go_on(&mut model, &picture) == wanted, "{kv:?}");
         model.restore(&early).unwrap();
         words(&mut model, 300, 1);
         model.decode(9).unwrap();
@@ -122,23 +129,89 @@ fn coming_back_and_going_on_gives_the_bits_of_never_having_left() {
     }
 }
 
-/// Rows beyond the place a sequence went back to are never taken for those of a snapshot, wherever it goes.
+/// Several conversations on one model.
 #[test]
-fn a_snapshot_whose_rows_were_overwritten_is_refused_by_name() {
+fn sequences_take_turns_and_branches_know_nothing_of_each_other() {
     let (mut model, _device) = load(&bundles()[0], KvFormat::Half, 4096);
-    let empty = model.snapshot();
-    words(&mut model, 70, 0);
-    let late = model.snapshot();
-    model.reset();
-    let said = model.restore(&late).unwrap_err().to_string();
-    assert!(said.contains("snapshot of 70 tokens is stale") && said.contains("went back to 0 tokens"), "{said}");
-    words(&mut model, 90, 1);
-    assert!(model.restore(&late).is_err() && model.len() == 90);
-    model.restore(&empty).unwrap();
-    assert!(model.is_empty());
-    let (other, _device) = load(&bundles()[0], KvFormat::Half, 4096);
-    assert_eq!(model.restore(&other.snapshot()), Err(SnapshotError::OtherModel { len: 0 }));
-    assert_eq!(model.restore(&Default::default()), Err(SnapshotError::OtherModel { len: 0 }));
+    let picture = Picture::new(&mut model);
+    let mut other = Sequence::new(&model);
+    assert!(other.is_empty());
+    words(&mut model, 90, 0);
+    let place = model.snapshot();
+    let wanted = go_on(&mut model, &picture);
+
+    model.restore(&place).unwrap();
+    let (mut fork, mut again) = (model.fork(), place.sequence());
+    assert_eq!((fork.len(), again.len(), fork.next_position()), (90, 90, 90));
+    model.swap_sequence(&mut other).unwrap();
+    assert!(model.is_empty() && other.len() == 90);
+    words(&mut model, 70, 4);
+    for sequence in [&mut other, &mut fork, &mut again] {
+        model.swap_sequence(sequence).unwrap();
+        assert!(go_on(&mut model, &picture) == wanted);
+        model.swap_sequence(sequence).unwrap();
+        assert_eq!(model.len(), 70);
+    }
+    // A snapshot of one sequence is a place to begin another at.
+    model.restore(&place).unwrap();
+    assert!(go_on(&mut model, &picture) == wanted);
+
+    let (mut stranger, _device) = load(&bundles()[0], KvFormat::Half, 4096);
+    words(&mut stranger, 20, 0);
+    assert_eq!(stranger.restore(&place), Err(OtherModel { len: 90 }));
+    assert_eq!(stranger.swap_sequence(&mut fork), Err(OtherModel { len: fork.len() }));
+    assert_eq!(stranger.len(), 20);
+}
+
+/// The bits of a prompt that ended at the place: at edges of units and of chunks of the recurrence, and between them.
+#[test]
+fn a_snapshot_inside_a_prompt_is_that_of_a_prompt_that_ends_there() {
+    let marks = [0, 1, 15, 16, 17, 255, 256, 257, 400, 511, 513, 599, 600];
+    let ids: Vec<u32> = (0..600).map(|i| (i * 7 + 1) % 190).collect();
+    for (kv, commands_in_flight) in [(KvFormat::Half, 4), (KvFormat::F32, 1)] {
+        let (mut model, device) = load_with(&bundles()[0], kv, 4096, commands_in_flight);
+        let picture = Picture::new(&mut model);
+        words(&mut model, 37, 5);
+        let start = model.snapshot();
+        let positions = model.positions(&ids, &[]).unwrap();
+        let input = Input { ids: &ids, positions: &positions, vision: &[] };
+        let before = device.counts().commands;
+        assert_eq!(model.prefill(&input, &mut |_| ControlFlow::Continue(())).unwrap(), 600);
+        let plain = (device.counts().commands - before, bits(model.logits().unwrap()));
+        model.restore(&start).unwrap();
+        let before = device.counts().commands;
+        let places = model.prefill_marked(&input, &marks, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
+        let marked = (device.counts().commands - before, bits(model.logits().unwrap()));
+        assert!(plain == marked, "marks cost no command and change no bit");
+        assert_eq!(places.iter().map(Snapshot::len).collect::<Vec<_>>(), marks.map(|mark| 37 + mark));
+        for (mark, place) in marks.into_iter().zip(&places) {
+            model.restore(&start).unwrap();
+            if mark > 0 {
+                let positions = model.positions(&ids[..mark], &[]).unwrap();
+                append(&mut model, &ids[..mark], &positions, &[]);
+            }
+            let end = (bits(model.logits().unwrap()), model.next_position(), words(&mut model, 30, 9));
+            model.restore(place).unwrap();
+            let found = (bits(model.logits().unwrap()), model.next_position(), words(&mut model, 30, 9));
+            assert!(end == found, "{mark}, {kv:?}");
+        }
+        model.restore(&start).unwrap();
+        let broken = model.prefill_marked(&input, &marks, &mut |_| ControlFlow::Break(()));
+        assert!(broken.unwrap().is_none() && model.is_empty());
+        model.restore(&places[5]).unwrap();
+        for wrong in [&[3, 3][..], &[5, 4], &[601]] {
+            let said = model.prefill_marked(&input, wrong, &mut |_| ControlFlow::Continue(())).unwrap_err();
+            assert!(said.to_string().contains("of a prompt of 600 tokens"), "{said}");
+        }
+        assert_eq!(model.len(), 37 + 255);
+        // A picture: the position after it is not the number of tokens.
+        let positions = model.positions(&picture.ids, &[picture.grid]).unwrap();
+        let input = Input { ids: &picture.ids, positions: &positions, vision: &picture.rows };
+        let marks = [2, picture.ids.len() - 1, picture.ids.len()];
+        let places = model.prefill_marked(&input, &marks, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
+        let next: Vec<u32> = places.iter().map(Snapshot::next_position).collect();
+        assert_eq!(next, [positions.tokens[2][0], positions.next - 1, positions.next]);
+    }
 }
 
 /// A prompt that is broken off, or fails, costs itself and nothing else.
@@ -169,30 +242,33 @@ fn a_break_off_or_a_failure_can_be_undone() {
         model.restore(&place).unwrap();
         assert!(go_on(&mut model, &picture) == wanted);
     }
-    // But once something else stands there, it is too late.
-    model.restore(&place).unwrap();
-    let positions = model.positions(&ids, &[]).unwrap();
-    let input = Input { ids: &ids, positions: &positions, vision: &[] };
-    assert_eq!(model.prefill(&input, &mut |_| ControlFlow::Break(())).unwrap(), 0);
-    model.decode(3).unwrap();
-    assert_eq!(model.restore(&place), Err(SnapshotError::Stale { len: 100, left: 0 }));
 }
 
 #[test]
 fn going_back_and_forth_takes_no_more_memory() {
-    let (mut model, _device) = load(&bundles()[0], KvFormat::Half, 4096);
+    let (mut model, _device) = load(&bundles()[0], KvFormat::Half, 16_384);
     words(&mut model, 100, 0);
     let mut place = model.snapshot();
     words(&mut model, 300, 0);
     let (own, sequence) = (place.bytes(), model.sequence_bytes());
     assert!(own > 0 && sequence > own);
-    for i in 0..20 {
+    for i in 0..8 {
         model.restore(&place).unwrap();
         words(&mut model, 300, i);
         model.restore(&place).unwrap();
+        assert!(model.sequence_bytes() < sequence, "pages are let go");
         model.snapshot_into(&mut place);
-        assert_eq!((place.bytes(), model.sequence_bytes(), place.len()), (own, sequence, 100));
+        assert_eq!((place.bytes(), place.len()), (own, 100));
     }
+    // A longer sequence has larger caches, not larger snapshots; an empty one gives them back.
+    words(&mut model, 5000, 0);
+    assert_eq!(model.snapshot().bytes(), own);
+    let long = model.sequence_bytes();
+    model.reset();
+    assert!(long > sequence && model.sequence_bytes() < long);
+    let unused = model.sequence_bytes();
+    words(&mut model, 4000, 0);
+    assert_eq!(model.sequence_bytes(), unused, "some are kept for the next");
 }
 
 fn saved(model: &Model) -> Vec<u8> {
@@ -221,9 +297,11 @@ fn a_saved_sequence_goes_on_in_another_process_with_the_same_bits() {
         let mut from = &bytes[6..];
         fresh.load_state(&mut from).unwrap();
         assert_eq!((from, fresh.len(), fresh.next_position()), (&b"after"[..], len, next));
+        let mut at_snapshot = Vec::new();
+        fresh.save_snapshot(&before, &mut at_snapshot).unwrap();
+        assert_eq!(fresh.read_sequence(&mut &at_snapshot[..]).unwrap().len(), 700);
         assert!(bits(fresh.logits().unwrap()) == logits);
         assert!(go_on(&mut fresh, &picture) == wanted, "{kv:?}");
-        assert!(fresh.restore(&before).is_err());
         // The same bytes again, after everything.
         model.load_state(&mut &bytes[6..]).unwrap();
         assert!(saved(&model) == bytes);
@@ -259,12 +337,10 @@ fn a_sequence_that_does_not_fit_or_is_damaged_is_refused_by_name() {
         assert!(error.contains(said), "{error}");
         assert_eq!(model.len(), 80);
     }
-    // Told by what follows: it is empty then, and usable.
+    // Told by what follows: it stays then, too.
     for end in [0, 30, 67, 68, 100, good.len() / 2, good.len() - 33, good.len() - 1] {
         assert!(matches!(read(&mut model, &good[..end]), Err(StateError::Truncated)), "{end}");
-        assert_eq!(model.len(), if end < 68 { 80 } else { 0 });
-        model.reset();
-        words(&mut model, 80, 0);
+        assert_eq!(model.len(), 80);
     }
     // Fewer tokens than there are, another position, any bit of the rest.
     let places = [24, 32, 68, 72, 400, good.len() / 2, good.len() - 40, good.len() - 1];
@@ -272,8 +348,7 @@ fn a_sequence_that_does_not_fit_or_is_damaged_is_refused_by_name() {
         let error = read(&mut model, &changed(at, &[good[at] ^ 3])).unwrap_err();
         let cut = at == 24;
         assert!(matches!(error, StateError::Damaged) || cut && matches!(error, StateError::Truncated), "{at}: {error}");
-        assert!(model.is_empty());
-        words(&mut model, 80, 0);
+        assert_eq!(model.len(), 80);
     }
     read(&mut model, &good).unwrap();
     assert_eq!(model.len(), 70);

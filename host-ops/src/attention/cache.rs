@@ -132,9 +132,18 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Forgets all tokens from `len` on; keeps the memory.
+    /// Forgets all tokens from `len` on, and lets their pages go.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+        self.pages.truncate(self.len.div_ceil(BLOCK));
+    }
+
+    /// Forgets all tokens; keeps pages for the first 4096 of the next ones, as far as nobody shares them.
+    pub fn clear(&mut self) {
+        const KEPT: usize = 4096 / BLOCK;
+        self.len = 0;
+        self.pages.truncate(KEPT);
+        self.pages.retain(|page| Arc::strong_count(page) == 1);
     }
 
     /// Reads keys and values, the newest first and up to so many bytes of them, so that they are in the cache when a

@@ -45,6 +45,33 @@ pub enum ModelError {
         /// Tokens that the context holds.
         max_ctx: usize,
     },
+    /// Places of snapshots that are not in order, or not in the prompt.
+    #[error("snapshots at {marks:?} of a prompt of {tokens} tokens: places ascend, and none is past its end")]
+    Marks {
+        /// The places.
+        marks: Vec<usize>,
+        /// Tokens of the prompt.
+        tokens: usize,
+    },
+    /// A run of tokens that is empty or too long.
+    #[error("a run of {tokens} tokens; it may have 1 to {most} here")]
+    Run {
+        /// Its tokens.
+        tokens: usize,
+        /// What it may have.
+        most: usize,
+    },
+    /// Tokens that follow, of which there are not as many as of those they follow.
+    #[error("{next} tokens to foretell after {tokens} tokens; one is wanted for each")]
+    Next {
+        /// Tokens to foretell.
+        next: usize,
+        /// Tokens to append.
+        tokens: usize,
+    },
+    /// A sequence of another model.
+    #[error(transparent)]
+    OtherModel(#[from] super::sequence::OtherModel),
     /// A picture that gives more patches than the tower takes.
     #[error("the picture gives {patches} patches, the vision tower of this bundle takes {max}")]
     TooManyPatches {

@@ -1,11 +1,14 @@
 //! One layer of the text model: its weights, its state, and what the host does in it.
 
+use std::ops::Range;
+
 use host_ops::pool::Pool;
 use host_ops::{attention, delta, rope};
 
 use super::error::ModelError;
 use super::kernels::{Linear, Uploader};
 use super::profile::{Projection, Stage};
+use super::sequence::Marks;
 use crate::bundle::{LayerKind, TextParams};
 
 /// What mixes the tokens of a layer, with what it remembers.
@@ -147,7 +150,7 @@ impl Mixer {
     pub(super) fn reset(&mut self) {
         match self {
             Mixer::Linear { state, .. } => state.reset(),
-            Mixer::Attention { cache, .. } => cache.truncate(0),
+            Mixer::Attention { cache, .. } => cache.clear(),
         }
     }
 
@@ -170,6 +173,45 @@ impl Mixer {
                 let weights = attention::Weights { q_norm, k_norm };
                 attention::forward(pool, shape, &weights, rope, cache, projected, out, &mut scratch.attention);
             }
+        }
+    }
+}
+
+impl Mixer {
+    /// As [`Mixer::forward`], with a stop at every place of `rows` that a snapshot is wanted of. Where the rows of a
+    /// recurrence are cut changes no bit; attention need not be cut, since its rows stay.
+    #[expect(clippy::too_many_arguments)]
+    pub(super) fn forward_to(
+        &mut self,
+        marks: &mut Marks,
+        (layer, rows): (usize, &Range<usize>),
+        pool: &Pool,
+        rope: &rope::Table,
+        hidden: &[f32],
+        projected: &[f32],
+        out: &mut [f32],
+        scratch: &mut MixerScratch,
+    ) {
+        let n = rows.len().max(1);
+        let [d, input, width] = [hidden.len(), projected.len(), out.len()].map(|len| len / n);
+        let mut from = 0;
+        if matches!(self, Mixer::Linear { .. }) {
+            let places: Vec<usize> = marks.within(rows).collect();
+            for place in places {
+                let (hidden, projected) = (&hidden[from * d..place * d], &projected[from * input..place * input]);
+                self.forward(pool, rope, hidden, projected, &mut out[from * width..place * width], scratch);
+                marks.pass(rows.start + place, layer, self);
+                from = place;
+            }
+            if from == rows.len() {
+                return;
+            }
+        }
+        let rest = &mut out[from * width..];
+        self.forward(pool, rope, &hidden[from * d..], &projected[from * input..], rest, scratch);
+        if matches!(self, Mixer::Attention { .. }) {
+            let places: Vec<usize> = marks.within(rows).collect();
+            places.into_iter().for_each(|place| marks.pass(rows.start + place, layer, self));
         }
     }
 }

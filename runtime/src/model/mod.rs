@@ -7,6 +7,8 @@
 mod decode;
 mod embedding;
 mod error;
+mod head;
+mod keep;
 mod kernels;
 mod layer;
 mod options;
@@ -15,10 +17,12 @@ mod positions;
 mod prefill;
 mod probe;
 mod profile;
+mod rows;
 mod run;
+mod sequence;
 mod shared;
 mod sight;
-mod snapshot;
+mod speculate;
 mod state;
 mod text;
 mod tower;
@@ -26,6 +30,7 @@ mod trace;
 mod vision;
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_ops::image::Patches;
 use host_ops::pool::Pool;
@@ -36,16 +41,18 @@ pub use options::{KvFormat, LoadOptions, Progress};
 pub use positions::{Positions, positions};
 pub use probe::{Tap, Watch};
 pub use profile::{Asked, Part, Profile, Projection, Stage};
-pub use snapshot::{Snapshot, SnapshotError};
+pub use rows::Foretold;
+pub use sequence::{OtherModel, Sequence, Snapshot};
 pub use state::StateError;
 pub use trace::Trace;
 
+use self::keep::Keep;
 use self::kernels::{Table, Uploader};
 use self::prefill::Row;
 use self::probe::Probe;
 use self::run::{Recorder, Run};
+use self::sequence::Marks;
 use self::sight::Sight;
-use self::snapshot::Lineage;
 use self::text::Text;
 use crate::bundle::{Bundle, WeightFormat};
 use crate::image::Rgb;
@@ -62,6 +69,8 @@ pub struct Input<'a> {
     pub vision: &'a [f32],
 }
 
+static MODELS: AtomicU64 = AtomicU64::new(0);
+
 /// A model on a device, and one sequence.
 #[derive(Debug)]
 pub struct Model {
@@ -77,9 +86,11 @@ pub struct Model {
     max_piece: usize,
     len: usize,
     next_position: u32,
-    /// Tokens whose keys and values are there though the sequence is empty, see [`Model::lose`].
-    kept: usize,
-    lineage: Lineage,
+    /// No other model of the process has it.
+    id: u64,
+    /// Tokens of the run that was appended last and can still be cut short, and the states before it.
+    run: Option<usize>,
+    base: Vec<host_ops::delta::State>,
 }
 
 impl Model {
@@ -117,8 +128,9 @@ impl Model {
             max_piece: usize::MAX,
             len: 0,
             next_position: 0,
-            kept: 0,
-            lineage: Lineage::new(),
+            id: MODELS.fetch_add(1, Ordering::Relaxed),
+            run: None,
+            base: Vec::new(),
         })
     }
 
@@ -203,11 +215,10 @@ impl Model {
         self.max_piece = rows.max(1);
     }
 
-    /// Forgets the sequence. Its memory stays, for the next one.
+    /// Forgets the sequence. Some of its memory stays, for the next one.
     pub fn reset(&mut self) {
         self.text.reset();
-        self.lineage.cut(0);
-        (self.len, self.next_position, self.kept) = (0, 0, 0);
+        (self.len, self.next_position, self.run) = (0, 0, None);
     }
 
     /// A picture as the tower wants it.
@@ -265,8 +276,8 @@ impl Model {
 
     /// Appends tokens. `progress` gets how many of them the work done so far amounts to, after every layer of every unit
     /// of a prompt, and may break off there. Gives the number of tokens that were appended: all, or none if it was broken
-    /// off before its end. The sequence is empty then, since its layers have come to different tokens; a snapshot of a place
-    /// before can be [restored](Model::restore). The same holds after a failure.
+    /// off before its end. The sequence is empty then, since its layers have come to different tokens, and so it is after
+    /// a failure; a snapshot of a place before can be [restored](Model::restore).
     ///
     /// # Errors
     /// More tokens than the context holds, unknown tokens, too few or too many vision rows, failures of the device.
@@ -275,6 +286,38 @@ impl Model {
         input: &Input<'_>,
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<usize, ModelError> {
+        Ok(self.append(input, Keep::Nothing, Marks::default(), progress)?.map_or(0, |_| input.ids.len()))
+    }
+
+    /// As [`Model::prefill`], and gives snapshots of places inside: `marks` are ascending numbers of the input's tokens
+    /// before each. They have the bits of a prompt that ends there, and cost the device nothing. None if it was broken
+    /// off. A place between the tokens of a picture has no position to go on at.
+    ///
+    /// # Errors
+    /// As [`Model::prefill`]; marks that are not ascending or past the end.
+    pub fn prefill_marked(
+        &mut self,
+        input: &Input<'_>,
+        marks: &[usize],
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Snapshot>>, ModelError> {
+        if !marks.is_sorted_by(|a, b| a < b) || marks.last().is_some_and(|last| *last > input.ids.len()) {
+            return Err(ModelError::Marks { marks: marks.to_vec(), tokens: input.ids.len() });
+        }
+        let before = (marks.first() == Some(&0)).then(|| self.snapshot());
+        let passing = self.marks(marks, input.positions);
+        let passed = self.append(input, Keep::Nothing, passing, progress)?;
+        Ok(passed.map(|passed| before.into_iter().chain(Model::passed(passed)).collect()))
+    }
+
+    /// Appends tokens; `None` if it was broken off.
+    fn append(
+        &mut self,
+        input: &Input<'_>,
+        keep: Keep,
+        marks: Marks,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Marks>, ModelError> {
         self.kernels.usable()?;
         let tokens = self.len + input.ids.len();
         if tokens > self.max_ctx {
@@ -293,19 +336,22 @@ impl Model {
             None => Row::Token(id),
         };
         let rows: Vec<Row<'_>> = input.ids.iter().map(row).collect();
-        self.begin();
+        self.run = None;
         let Model { kernels, text, pool, probe, recorder, bundle, max_piece, .. } = self;
         let mut run = Run { kernels, pool, recorder, probe };
-        match text.prompt(&mut run, bundle, &rows, &input.positions.tokens, *max_piece, progress) {
+        (text.prefill.keep, text.prefill.marks) = (keep, marks);
+        let done = text.prompt(&mut run, bundle, &rows, &input.positions.tokens, *max_piece, progress);
+        let marks = std::mem::take(&mut text.prefill.marks);
+        match done {
             Ok(true) => {}
             other => {
-                self.lose();
-                return other.map(|_| 0);
+                self.reset();
+                return other.map(|_| None);
             }
         }
         self.len = tokens;
         self.next_position = input.positions.next;
-        Ok(rows.len())
+        Ok(Some(marks))
     }
 
     /// Appends one token, and gives the logits of the one that follows: `[vocab]`.
@@ -317,13 +363,13 @@ impl Model {
         if self.len >= self.max_ctx {
             return Err(ModelError::ContextFull { tokens: self.len + 1, max_ctx: self.max_ctx });
         }
-        self.begin();
+        self.run = None;
         let position = self.next_position;
         let Model { kernels, text, pool, probe, recorder, bundle, .. } = self;
         if let Err(error) = text.token(&mut Run { kernels, pool, recorder, probe }, bundle, id, position) {
             if !matches!(error, ModelError::NoSuchToken { .. }) {
                 // Some layers have taken the token in, others have not.
-                self.lose();
+                self.reset();
             }
             return Err(error);
         }

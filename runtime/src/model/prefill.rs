@@ -20,14 +20,17 @@ use host_ops::pool::Pool;
 use host_ops::{norm, rope};
 
 use super::error::ModelError;
+use super::keep::{Keep, Kept};
 use super::layer::{Layer, MixerScratch};
 use super::pipeline::Pipeline;
 use super::probe::Tap;
 use super::profile::{Projection, Stage};
 use super::run::Run;
+use super::sequence::Marks;
 use super::shared::{Lane, Shared};
 use super::text::Text;
 use crate::bundle::{Bundle, TextParams};
+use crate::npu::Npu;
 
 /// Lanes at most: one unit is with the host, and three keep the NPU's queue from running dry.
 const LANES: usize = 4;
@@ -85,6 +88,11 @@ pub(super) struct Prefill {
     projected: Vec<f32>,
     mixed: Vec<f32>,
     scratch: MixerScratch,
+    /// What rows are to leave behind, and have left.
+    pub(super) keep: Keep,
+    pub(super) kept: Kept,
+    /// Places to take a snapshot at.
+    pub(super) marks: Marks,
 }
 
 impl Track {
@@ -105,6 +113,29 @@ impl Prefill {
             projected: Vec::new(),
             mixed: Vec::new(),
             scratch: MixerScratch::default(),
+            keep: Keep::Nothing,
+            kept: Kept::default(),
+            marks: Marks::default(),
+        }
+    }
+
+    /// Rows of a chunk.
+    pub(super) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// A lane, if there are so many; a single one comes with the model.
+    pub(super) fn lane(&self, index: usize) -> Option<&Lane> {
+        self.tracks.get(index).map(|track| &track.lane)
+    }
+
+    /// Makes a lane more, up to `lanes` of them. Fewer are slower, no more.
+    pub(super) fn widen(&mut self, lanes: usize, shared: &Shared, params: &TextParams, npu: &Npu) {
+        while self.tracks.len() < lanes {
+            match shared.lane(params, npu, 1) {
+                Ok(lane) => self.tracks.push(Track::new(lane)),
+                Err(_) => break,
+            }
         }
     }
 
@@ -164,13 +195,8 @@ impl Text {
         let unit = unit.clamp(1, (chunk * if serial { chunks } else { 1 }).max(1));
         let (total, d) = (rows.len().div_ceil(unit), self.params.hidden);
         let lanes = if serial { 1 } else { LANES.min(total) };
-        while self.prefill.tracks.len() < lanes {
-            match self.shared.lane(&self.params, run.kernels.npu(), 1) {
-                Ok(lane) => self.prefill.tracks.push(Track::new(lane)),
-                // Fewer lanes are slower, no more.
-                Err(_) => break,
-            }
-        }
+        self.prefill.widen(lanes, &self.shared, &self.params, run.kernels.npu());
+        self.prefill.kept.clear(self.prefill.keep, rows.len(), d, self.layers.len());
         let lanes = lanes.min(self.prefill.tracks.len());
         self.prefill.turns.clear();
         self.prefill.turns.resize(self.layers.len(), 0);
@@ -220,6 +246,8 @@ impl Text {
                 if is_last {
                     last.copy_from_slice(&track.hidden[track.hidden.len() - d..]);
                 }
+                flow.prefill.marks.leave(&unit.rows, d, &track.hidden);
+                flow.prefill.kept.output(flow.prefill.keep, unit.rows.start * d, &track.hidden);
                 track.unit = None;
                 ended += 1;
             }
@@ -289,8 +317,9 @@ impl Flow<'_, '_> {
 
     /// Mixer, then `o`.
     fn mix(&mut self, at: usize, index: usize) -> Result<(), ModelError> {
-        let Prefill { tracks, projected, mixed, scratch, turns, .. } = &mut *self.prefill;
-        let Track { lane, hidden, normed, rope, .. } = &mut tracks[at];
+        let Prefill { tracks, projected, mixed, scratch, turns, keep, kept, marks, .. } = &mut *self.prefill;
+        let Track { lane, unit, hidden, normed, rope } = &mut tracks[at];
+        let Some(unit) = unit else { return Ok(()) };
         let (d, pool) = (self.params.hidden, self.run.pool);
         let (n, layer) = (hidden.len() / d, &mut self.layers[index]);
         let mut t = Instant::now();
@@ -302,7 +331,8 @@ impl Flow<'_, '_> {
 
         let width = layer.mixer.output_width();
         mixed.resize(n * width, 0.0);
-        layer.mixer.forward(pool, rope, normed, projected, mixed, scratch);
+        layer.mixer.forward_to(marks, (index, &unit.rows), pool, rope, normed, projected, mixed, scratch);
+        kept.input(*keep, index, normed, projected);
         turns[index] += 1;
         self.run.probe.tap(Tap::OutputIn(index), width, mixed);
         t = self.run.lap(layer.mixer.stage(), index, t);
@@ -360,7 +390,7 @@ impl Flow<'_, '_> {
 }
 
 /// RMS norm of all rows, in parallel over rows.
-fn norm_rows(pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) {
+pub(super) fn norm_rows(pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) {
     let d = weight.len();
     out.resize(x.len(), 0.0);
     pool.run_chunks(out, d, &|r, out| norm::rms(&x[r * d..][..d], weight, eps, out));

@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::Model;
 use super::layer::{Layer, Mixer};
+use super::sequence::{Memory, Sequence, Snapshot};
 
 /// First bytes of a sequence, and the version of what follows.
 const MAGIC: [u8; 8] = *b"qwen35-s";
@@ -85,40 +86,51 @@ fn format_name(format: u32) -> &'static str {
 }
 
 impl Model {
-    /// Writes the sequence. It is about as large as it is in memory, and is not buffered: pieces of about a mebibyte go
-    /// out.
+    /// Writes the sequence. It is about as large as it is in memory, and goes out in pieces of about a mebibyte.
     ///
     /// # Errors
-    /// What `to` says. Nothing of the model has changed.
+    /// What `to` says.
     pub fn save_state(&self, to: &mut dyn Write) -> Result<(), StateError> {
+        self.write(&self.fork(), to)
+    }
+
+    /// As [`Model::save_state`], of the sequence as it was at a snapshot.
+    ///
+    /// # Errors
+    /// What `to` says; a snapshot of another model.
+    pub fn save_snapshot(&self, snapshot: &Snapshot, to: &mut dyn Write) -> Result<(), StateError> {
+        self.write(snapshot.frozen(), to)
+    }
+
+    fn write(&self, sequence: &Sequence, to: &mut dyn Write) -> Result<(), StateError> {
         let mut to = Hashed { inner: to, hash: Sha256::new() };
         let mut bytes = Vec::with_capacity(HEAD);
         bytes.extend(MAGIC);
         let [layers, hidden, format] = self.dims();
         [VERSION, layers, hidden, format].iter().for_each(|x| bytes.extend(x.to_le_bytes()));
-        bytes.extend((self.len() as u64).to_le_bytes());
-        bytes.extend(self.next_position().to_le_bytes());
+        bytes.extend((sequence.len as u64).to_le_bytes());
+        bytes.extend(sequence.next_position.to_le_bytes());
         bytes.extend(self.identity());
         to.write(&bytes)?;
-        for layer in &self.text.layers {
-            match &layer.mixer {
-                Mixer::Linear { state, .. } => {
+        for memory in &sequence.memories {
+            match memory {
+                Memory::Linear(state) => {
                     bytes.clear();
                     state.store(&mut bytes);
                     to.write(&bytes)?;
                 }
-                Mixer::Attention { cache, .. } => {
+                Memory::Attention(cache) => {
                     let step = (PIECE / cache.token_bytes()).max(1);
-                    for first in (0..self.len()).step_by(step) {
+                    for first in (0..sequence.len).step_by(step) {
                         bytes.clear();
-                        cache.store(first..(first + step).min(self.len()), &mut bytes);
+                        cache.store(first..(first + step).min(sequence.len), &mut bytes);
                         to.write(&bytes)?;
                     }
                 }
             }
         }
         bytes.clear();
-        self.text.last.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+        sequence.last.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
         to.write(&bytes)?;
         let Hashed { inner, hash } = to;
         inner.write_all(&hash.finalize())?;
@@ -126,27 +138,54 @@ impl Model {
     }
 
     /// Takes over a sequence that [`Model::save_state`] has written, in place of the present one; nothing past its end
-    /// is read. What is appended then has the bits that it would have had there. Snapshots from before are stale.
+    /// is read. What is appended then has the bits that it would have had there.
     ///
     /// # Errors
-    /// What does not fit, by name: the present sequence is as it was then. Bytes that are missing or damaged after that
-    /// leave an empty one.
+    /// What does not fit, is missing or damaged, by name: the present sequence is as it was then.
     pub fn load_state(&mut self, from: &mut dyn Read) -> Result<(), StateError> {
+        let mut sequence = self.read_sequence(from)?;
+        // It was made for this model.
+        self.swap_sequence(&mut sequence).map_err(|error| StateError::OtherModel { what: error.to_string() })
+    }
+
+    /// As [`Model::load_state`], beside the present sequence.
+    ///
+    /// # Errors
+    /// As [`Model::load_state`].
+    pub fn read_sequence(&self, from: &mut dyn Read) -> Result<Sequence, StateError> {
         let mut from = Hashed { inner: from, hash: Sha256::new() };
         let mut head = [0; HEAD];
         from.read(&mut head)?;
         let (tokens, next_position) = self.fitting(&head)?;
-        self.reset();
-        let read = self.read_layers(&mut from, tokens).and_then(|()| {
-            let (wanted, mut found) = (from.hash.finalize_reset(), [0; 32]);
-            from.read(&mut found)?;
-            if wanted[..] == found { Ok(()) } else { Err(StateError::Damaged) }
-        });
-        match read {
-            Ok(()) => (self.len, self.next_position) = (tokens, next_position),
-            Err(_) => self.reset(),
+        let mut sequence = Sequence::new(self);
+        (sequence.len, sequence.next_position) = (tokens, next_position);
+        let mut bytes = Vec::new();
+        for memory in &mut sequence.memories {
+            match memory {
+                Memory::Linear(state) => {
+                    bytes.resize(state.stored_bytes(), 0);
+                    from.read(&mut bytes)?;
+                    if !state.load(&bytes) {
+                        return Err(StateError::Damaged);
+                    }
+                }
+                Memory::Attention(cache) => {
+                    let step = (PIECE / cache.token_bytes()).max(1);
+                    for first in (0..tokens).step_by(step) {
+                        bytes.resize(step.min(tokens - first) * cache.token_bytes(), 0);
+                        from.read(&mut bytes)?;
+                        cache.load(&bytes);
+                    }
+                }
+            }
         }
-        read
+        bytes.resize(4 * sequence.last.len(), 0);
+        from.read(&mut bytes)?;
+        let last = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x));
+        sequence.last.iter_mut().zip(last).for_each(|(own, x)| *own = x);
+        let (wanted, mut found) = (from.hash.finalize_reset(), [0; 32]);
+        from.read(&mut found)?;
+        if wanted[..] == found { Ok(sequence) } else { Err(StateError::Damaged) }
     }
 
     /// Tokens and next position of a head, if it is one of this model's.
@@ -178,34 +217,6 @@ impl Model {
             Ok(len) if len <= self.max_ctx() => Ok((len, next_position)),
             _ => Err(StateError::TooLong { tokens, max_ctx: self.max_ctx() }),
         }
-    }
-
-    fn read_layers(&mut self, from: &mut Hashed<&mut dyn Read>, tokens: usize) -> Result<(), StateError> {
-        let mut bytes = Vec::new();
-        for layer in &mut self.text.layers {
-            match &mut layer.mixer {
-                Mixer::Linear { state, .. } => {
-                    bytes.resize(state.stored_bytes(), 0);
-                    from.read(&mut bytes)?;
-                    if !state.load(&bytes) {
-                        return Err(StateError::Damaged);
-                    }
-                }
-                Mixer::Attention { cache, .. } => {
-                    let step = (PIECE / cache.token_bytes()).max(1);
-                    for first in (0..tokens).step_by(step) {
-                        bytes.resize(step.min(tokens - first) * cache.token_bytes(), 0);
-                        from.read(&mut bytes)?;
-                        cache.load(&bytes);
-                    }
-                }
-            }
-        }
-        bytes.resize(4 * self.text.last.len(), 0);
-        from.read(&mut bytes)?;
-        let last = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x));
-        self.text.last.iter_mut().zip(last).for_each(|(own, x)| *own = x);
-        Ok(())
     }
 
     /// Layers, D, and bytes of a number of keys and values.

@@ -12,6 +12,7 @@ use host_ops::{pack, rope};
 use super::decode::Token;
 use super::embedding::Embedding;
 use super::error::ModelError;
+use super::head::WideHead;
 use super::kernels::{Linear, Table, Uploader};
 use super::layer::Layer;
 use super::prefill::Prefill;
@@ -25,6 +26,8 @@ pub(super) struct Text {
     pub(super) layers: Vec<Layer>,
     pub(super) ln_f: Vec<f32>,
     pub(super) head: Vec<Linear>,
+    /// The head for many rows, once it is wanted.
+    pub(super) wide: Option<WideHead>,
     pub(super) embedding: Embedding,
     pub(super) rope: rope::Text,
     pub(super) shared: Shared,
@@ -33,6 +36,8 @@ pub(super) struct Text {
     /// Output of the last layer for the last token.
     pub(super) last: Vec<f32>,
     pub(super) logits: Vec<f32>,
+    /// Those of all rows of a run, `[rows, vocab]`.
+    pub(super) run_logits: Vec<f32>,
 }
 
 impl Text {
@@ -54,6 +59,7 @@ impl Text {
             layers,
             ln_f: up.f32s("ln_f")?,
             head,
+            wide: None,
             embedding,
             rope: rope::Text::new(params.rope_dim, params.rope_theta, params.mrope_section),
             shared,
@@ -61,6 +67,7 @@ impl Text {
             token: Token::default(),
             last: vec![0.0; params.hidden],
             logits: vec![0.0; params.head_parts * params.head_rows],
+            run_logits: Vec::new(),
             params,
         })
     }
