@@ -2,6 +2,7 @@
 
 use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
+use runtime::bundle::WeightFormat;
 use runtime::model::KvFormat;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ pub(crate) enum Request {
         bundle: PathBuf,
         refs: Option<PathBuf>,
         vision: bool,
-        f32: bool,
+        format: WeightFormat,
         kernels_from: Option<PathBuf>,
         threads: usize,
     },
@@ -172,7 +173,7 @@ struct Given {
     refs: Option<PathBuf>,
     file: Option<PathBuf>,
     vision: Option<bool>,
-    f32: Option<bool>,
+    format: Option<WeightFormat>,
     kernels_from: Option<PathBuf>,
     json: bool,
     ops: bool,
@@ -254,7 +255,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
             bundle: next(),
             refs: given.refs,
             vision: given.vision.unwrap_or(true),
-            f32: given.f32.unwrap_or(false),
+            format: given.format.unwrap_or(WeightFormat::Bfp16),
             kernels_from: given.kernels_from,
             threads: given.threads,
         },
@@ -313,7 +314,12 @@ impl Given {
             Flag::File => self.file = Some(value.into()),
             Flag::Refs => self.refs = Some(value.into()),
             Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
-            Flag::Format => self.f32 = Some(either(spec, value, "f32", "bfp16", "bfp16 or f32")?),
+            Flag::Format => {
+                let value = text(spec, value)?;
+                let expected = "bfp16, bfp6s or f32";
+                let format = WeightFormat::from_name(&value);
+                self.format = Some(format.ok_or_else(|| wrong(spec, &value, expected))?);
+            }
             Flag::KernelsFrom => self.kernels_from = Some(value.into()),
             Flag::Json => self.json = true,
             Flag::Ops => self.ops = true,
@@ -491,6 +497,7 @@ mod tests {
             ("export a", "<bundle> is missing"),
             ("check b --prompt x", "--prompt means nothing to `check`"),
             ("export a b --vision w16", "--vision w16: expected w8 or none"),
+            ("export a b --format int4", "--format int4: expected bfp16, bfp6s or f32"),
             (
                 "b --prompt x --device gpu",
                 "--device gpu: expected auto, npu, virtual, model or the path of a device node",

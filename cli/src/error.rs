@@ -84,7 +84,7 @@ pub(crate) enum CliError {
     #[error("check failed: see the table")]
     CheckFailed,
     /// A bundle is not whole.
-    #[error("verify: {0} problems: see above")]
+    #[error("verify: {}: see above", problems(*.0))]
     NotVerified(usize),
     /// Some driver cases did not come out.
     #[error("driver-check: {0} cases failed: see above")]
@@ -95,6 +95,10 @@ pub(crate) enum CliError {
     /// The demo model is not where it should be.
     #[error("the demo model was not found: looked for {0}; set QWEN35_DEMO_BUNDLE to its directory")]
     NoDemo(String),
+}
+
+fn problems(count: usize) -> String {
+    if count == 1 { "1 problem".to_owned() } else { format!("{count} problems") }
 }
 
 impl CliError {

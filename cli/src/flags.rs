@@ -216,7 +216,8 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "format",
         "FORMAT",
         EXPORTS,
-        "bfp16: what the NPU computes with; f32: for comparisons on the software NPU [bfp16]",
+        "bfp16: nine bits a weight; bfp6s: six and a half for the text model, less exact and less to read; f32: for \
+         comparisons on the software NPU [bfp16]",
     ),
     valued(
         Flag::KernelsFrom,

@@ -23,7 +23,6 @@ mod verify;
 
 use arguments::{Request, UsageError};
 use error::CliError;
-use runtime::bundle::WeightFormat;
 use runtime::export::{ExportOptions, VisionExport};
 use std::path::Path;
 use std::process::ExitCode;
@@ -55,11 +54,11 @@ fn run() -> Result<(), CliError> {
         Request::Chat { bundle, talk } => talk::run(&bundle, &talk),
         Request::Demo { talk } => talk::run(&demo::bundle()?, &talk),
         Request::Check { bundle, json, run } => check::run(&bundle, json, &run),
-        Request::Export { checkpoint, bundle, refs, vision, f32, kernels_from, threads } => {
+        Request::Export { checkpoint, bundle, refs, vision, format, kernels_from, threads } => {
             let options = ExportOptions {
                 refs,
                 vision: if vision { VisionExport::W8 } else { VisionExport::None },
-                format: if f32 { WeightFormat::F32 } else { WeightFormat::Bfp16 },
+                format,
                 kernels_from,
                 threads,
                 ..ExportOptions::new(checkpoint, bundle)

@@ -31,8 +31,14 @@ fn as_text(found: &Verification) -> String {
     if let Some(identity) = &found.identity {
         let _ = writeln!(out, "{identity}");
     }
+    if let Some(origin) = &found.origin {
+        let _ = writeln!(out, "downloaded at revision {}", origin.revision);
+    }
     let _ = match found.sums {
         Sums::Absent => writeln!(out, "no checksums.txt: whether every byte is as it was written cannot be told"),
+        Sums::Downloaded { files, bytes } => {
+            writeln!(out, "no checksums.txt; {files} files, {bytes} bytes compared with the digests of their download")
+        }
         Sums::Unusable => writeln!(out, "the checksums cannot be used"),
         Sums::Compared { files, bytes } => writeln!(out, "{files} files, {bytes} bytes compared with their checksums"),
     };
@@ -49,6 +55,7 @@ fn as_json(found: &Verification) -> Value {
     let sums = match found.sums {
         Sums::Absent => Value::Null,
         Sums::Unusable => json!({"usable": false}),
+        Sums::Downloaded { files, bytes } => json!({"usable": true, "of": "download", "files": files, "bytes": bytes}),
         Sums::Compared { files, bytes } => json!({"usable": true, "files": files, "bytes": bytes}),
     };
     let identity = found.identity.as_ref().map(|identity| {
@@ -63,7 +70,8 @@ fn as_json(found: &Verification) -> Value {
         .map(|problem| json!({"problem": problem.name(), "message": problem.to_string()}))
         .collect();
     json!({
-        "passed": found.passed(), "bundle": identity, "checksums": sums, "problems": problems,
+        "passed": found.passed(), "bundle": identity, "revision": found.origin.as_ref().map(|origin| &origin.revision),
+        "checksums": sums, "problems": problems,
         "unlisted": found.unlisted,
     })
 }

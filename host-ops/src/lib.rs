@@ -28,6 +28,7 @@ pub mod act;
 pub mod attention;
 pub mod bf16;
 pub mod bfp16;
+pub mod bfp6s;
 pub mod delta;
 pub mod gemm;
 pub mod image;

@@ -1,51 +1,110 @@
 //! The orders in which packed weights lie in memory: the GEMM's B stream, the row layout of the head, and the pairing
 //! of gate and up.
 //!
-//! Both layouts are made of 72-byte atoms in bfp16, 8 outputs x 8 k; they differ in the order of the atoms.
+//! Both layouts are made of atoms, 8 outputs x 8 k, in bfp16 of 72 bytes; they differ in the order of the atoms. In bfp6s
+//! sixteen atoms along k are one unit of 832 bytes ([`crate::bfp6s`]), and units take the places of such sixteen.
 
-use crate::{bfp16, pool::Pool};
+use crate::{bfp6s, bfp16, pool::Pool};
 use half::bf16;
 
-/// How 8 consecutive values along k are stored.
+/// How consecutive values along k are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// 9 bytes, see [`crate::bfp16`].
+    /// 9 bytes for 8, see [`crate::bfp16`].
     Bfp16,
-    /// 32 bytes: 8 little-endian f32. Only the reference kernels know it.
+    /// 13 bytes for 16, see [`crate::bfp6s`].
+    Bfp6s,
+    /// Little-endian f32. Only the reference kernels know it.
     F32,
 }
 
 impl Format {
-    /// Bytes of 8 values.
-    pub const fn block_bytes(self) -> usize {
+    /// Bytes of `values` weights, a whole number of blocks.
+    pub const fn bytes(self, values: usize) -> usize {
         match self {
-            Format::Bfp16 => 9,
-            Format::F32 => 32,
+            Format::Bfp16 => values / bfp16::BLOCK_VALUES * bfp16::BLOCK_BYTES,
+            Format::Bfp6s => values / bfp6s::BLOCK_VALUES * 13,
+            Format::F32 => 4 * values,
         }
     }
 
-    /// Encodes consecutive blocks; a negative zero becomes a positive one first (see [`bfp16::encode_block`]).
-    fn encode(self, x: &mut [f32], out: &mut [u8]) {
+    /// Bytes of an activation, result or bias: bf16 beside blocks, else f32.
+    pub const fn element_bytes(self) -> usize {
+        match self {
+            Format::Bfp16 | Format::Bfp6s => 2,
+            Format::F32 => 4,
+        }
+    }
+
+    /// Values along k of a piece, the smallest run of bytes that no layout cuts: of one output, or in bfp6s of eight.
+    const fn unit_k(self) -> usize {
+        match self {
+            Format::Bfp16 | Format::F32 => 8,
+            Format::Bfp6s => bfp6s::UNIT_K,
+        }
+    }
+
+    /// Where the piece of a group of eight outputs starts that holds k of one of them.
+    const fn offset(self, k: usize, output: usize) -> usize {
+        let first = k / self.unit_k() * self.unit_k() * 8;
+        match self {
+            Format::Bfp16 | Format::F32 => self.bytes(first + output % 8 * 8),
+            Format::Bfp6s => self.bytes(first),
+        }
+    }
+
+    /// Encodes one output and puts its pieces where `place(k)` says the one that holds k begins. Of a piece that holds
+    /// several outputs this is number `output`; the others' bits stay.
+    fn put(self, x: &mut [f32], output: usize, place: impl Fn(usize) -> usize, out: &mut [u8]) {
         match self {
             Format::Bfp16 => {
+                // A negative zero becomes a positive one, see `bfp16::encode_block`.
                 x.iter_mut().for_each(|x| *x += 0.0);
-                bfp16::encode(x, out);
+                let mut blocks = vec![0; self.bytes(x.len())];
+                bfp16::encode(x, &mut blocks);
+                for (i, block) in blocks.as_chunks::<{ bfp16::BLOCK_BYTES }>().0.iter().enumerate() {
+                    out[place(8 * i)..][..block.len()].copy_from_slice(block);
+                }
+            }
+            Format::Bfp6s => {
+                let mut blocks = vec![bfp6s::Block::ZERO; x.len() / bfp6s::BLOCK_VALUES];
+                bfp6s::encode(x, &mut blocks);
+                for (i, blocks) in blocks.chunks(8).enumerate() {
+                    let unit = out[place(bfp6s::UNIT_K * i)..].first_chunk_mut();
+                    // The layouts are made of whole units.
+                    let Some(unit) = unit else { return };
+                    for (tile, block) in blocks.iter().enumerate() {
+                        bfp6s::put(unit, output, tile, block);
+                    }
+                }
             }
             Format::F32 => {
-                for (x, out) in x.iter().zip(out.as_chunks_mut().0) {
-                    *out = x.to_le_bytes();
+                for (i, x) in x.as_chunks::<8>().0.iter().enumerate() {
+                    let out = out[place(8 * i)..].as_chunks_mut().0;
+                    out.iter_mut().zip(x).for_each(|(out, x)| *out = x.to_le_bytes());
                 }
             }
         }
     }
 
-    /// Decodes one block.
-    fn decode(self, block: &[u8], out: &mut [f32]) {
+    /// Decodes one output, number `output` in its pieces.
+    fn get(self, bytes: &[u8], output: usize, place: impl Fn(usize) -> usize, x: &mut [f32]) {
         match self {
-            Format::Bfp16 => bfp16::decode(block, out),
+            Format::Bfp16 => {
+                for (i, x) in x.chunks_exact_mut(bfp16::BLOCK_VALUES).enumerate() {
+                    bfp16::decode(&bytes[place(8 * i)..][..bfp16::BLOCK_BYTES], x);
+                }
+            }
+            Format::Bfp6s => {
+                for (i, x) in x.as_chunks_mut().0.iter_mut().enumerate() {
+                    let Some(unit) = bytes[place(bfp6s::UNIT_K * i)..].first_chunk() else { return };
+                    bfp6s::decode_output(unit, output, x);
+                }
+            }
             Format::F32 => {
-                for (x, out) in block.as_chunks().0.iter().zip(out) {
-                    *out = f32::from_le_bytes(*x);
+                for (i, x) in x.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                    let values = bytes[place(8 * i)..].as_chunks().0;
+                    x.iter_mut().zip(values).for_each(|(x, value)| *x = f32::from_le_bytes(*value));
                 }
             }
         }
@@ -166,12 +225,12 @@ impl BStream {
 
     /// Bytes of one bias chunk, 0 without bias.
     pub fn bias_bytes(&self) -> usize {
-        if self.bias { Self::SLICE_K * Self::BLOCK_COLUMNS / 8 * self.format.block_bytes() } else { 0 }
+        if self.bias { self.format.bytes(Self::SLICE_K * Self::BLOCK_COLUMNS) } else { 0 }
     }
 
     /// Bytes of one column block, its bias chunk included.
     pub fn column_block_bytes(&self) -> usize {
-        self.bias_bytes() + self.k * Self::BLOCK_COLUMNS / 8 * self.format.block_bytes()
+        self.bias_bytes() + self.format.bytes(self.k * Self::BLOCK_COLUMNS)
     }
 
     /// Bytes of the whole stream.
@@ -179,15 +238,15 @@ impl BStream {
         self.n / Self::BLOCK_COLUMNS * self.column_block_bytes()
     }
 
-    /// Where the block with the values `k & !7 ..` of column `n` starts.
-    pub fn block_offset(&self, k: usize, n: usize) -> usize {
+    /// Where the piece with the value (k, n) starts: the block of 8 values of column n, or the unit of 8 columns.
+    pub fn piece_offset(&self, k: usize, n: usize) -> usize {
         n / Self::BLOCK_COLUMNS * self.column_block_bytes() + self.bias_bytes() + self.offset_within(k, n)
     }
 
     /// The same from the start of the column block's weights.
     fn offset_within(&self, k: usize, n: usize) -> usize {
-        let (slice, group, i, column) = (k / Self::SLICE_K, n % Self::BLOCK_COLUMNS / 8, k % Self::SLICE_K / 8, n % 8);
-        (((slice * 8 + group) * 16 + i) * 8 + column) * self.format.block_bytes()
+        let unit = k / Self::SLICE_K * 8 + n % Self::BLOCK_COLUMNS / 8;
+        self.format.bytes(unit * Self::SLICE_K * 8) + self.format.offset(k % Self::SLICE_K, n)
     }
 
     /// Packs a weight given by rows (parallel over column blocks). `bias`: `[n]`, needed iff the layout has bias;
@@ -204,24 +263,18 @@ impl BStream {
     ) -> Result<(), PackError> {
         length("packed weight", self.bytes(), out.len())?;
         length("bias", if self.bias { self.n } else { 0 }, bias.map_or(0, <[f32]>::len))?;
-        let block_bytes = self.format.block_bytes();
         pool.run_chunks(out, self.column_block_bytes(), &|cb, out| {
+            out.fill(0);
             let (chunk, weights) = out.split_at_mut(self.bias_bytes());
             let first = cb * Self::BLOCK_COLUMNS;
-            chunk.fill(0);
             for (i, bias) in bias.iter().flat_map(|b| &b[first..first + Self::BLOCK_COLUMNS]).enumerate() {
                 self.put_bias(chunk, i, *bias);
             }
-            let mut blocks = vec![0; self.k / 8 * block_bytes];
             let mut row = vec![0.0; self.k];
             for n in first..first + Self::BLOCK_COLUMNS {
                 row.fill(0.0);
                 source(n, &mut row);
-                self.format.encode(&mut row, &mut blocks);
-                for (i, block) in blocks.chunks_exact(block_bytes).enumerate() {
-                    let at = self.offset_within(8 * i, n);
-                    weights[at..at + block_bytes].copy_from_slice(block);
-                }
+                self.format.put(&mut row, n % 8, |k| self.offset_within(k, n), weights);
             }
         });
         Ok(())
@@ -229,7 +282,9 @@ impl BStream {
 
     fn put_bias(&self, chunk: &mut [u8], i: usize, bias: f32) {
         match self.format {
-            Format::Bfp16 => chunk[2 * i..2 * i + 2].copy_from_slice(&bf16::from_f32(bias).to_le_bytes()),
+            Format::Bfp16 | Format::Bfp6s => {
+                chunk[2 * i..2 * i + 2].copy_from_slice(&bf16::from_f32(bias).to_le_bytes());
+            }
             Format::F32 => chunk[4 * i..4 * i + 4].copy_from_slice(&bias.to_le_bytes()),
         }
     }
@@ -242,9 +297,7 @@ impl BStream {
         length("packed weight", self.bytes(), bytes.len())?;
         let mut out = vec![0.0; self.n * self.k];
         for (n, row) in out.chunks_exact_mut(self.k).enumerate() {
-            for (i, block) in row.chunks_exact_mut(8).enumerate() {
-                self.format.decode(&bytes[self.block_offset(8 * i, n)..][..self.format.block_bytes()], block);
-            }
+            self.format.get(bytes, n % 8, |k| self.piece_offset(k, n), row);
         }
         Ok(out)
     }
@@ -259,7 +312,7 @@ impl BStream {
         for block in bytes.chunks_exact(self.column_block_bytes()) {
             let chunk = &block[..self.bias_bytes()];
             match self.format {
-                Format::Bfp16 => {
+                Format::Bfp16 | Format::Bfp6s => {
                     let bias = chunk.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32());
                     out.extend(bias.take(Self::BLOCK_COLUMNS));
                 }
@@ -273,7 +326,7 @@ impl BStream {
     }
 }
 
-/// The row layout of the head: groups of 8 rows, in a group the blocks in k order, in a block 8 rows.
+/// The row layout of the head: groups of 8 rows, in a group the atoms in k order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     format: Format,
@@ -288,9 +341,10 @@ impl Rows {
     /// A layout for `rows` rows of `k` values.
     ///
     /// # Errors
-    /// [`PackError::Multiple`] unless `rows % 8 == 0` and `k % 8 == 0`; [`PackError::TooLarge`].
+    /// [`PackError::Multiple`] unless `rows % 8 == 0` and `k % 8 == 0`, `k % 128 == 0` in bfp6s;
+    /// [`PackError::TooLarge`].
     pub fn new(format: Format, rows: usize, k: usize) -> Result<Self, PackError> {
-        multiple("K", k, 8)?;
+        multiple("K", k, format.unit_k())?;
         multiple("rows", rows, Self::GROUP)?;
         addressable(rows, k)?;
         Ok(Rows { format, rows, k })
@@ -313,13 +367,12 @@ impl Rows {
 
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
-        self.rows * self.k / 8 * self.format.block_bytes()
+        self.format.bytes(self.rows * self.k)
     }
 
-    /// Where the block with the values `k & !7 ..` of row `row` starts.
-    pub fn block_offset(&self, row: usize, k: usize) -> usize {
-        let group = row / Self::GROUP * (self.k / 8);
-        ((group + k / 8) * Self::GROUP + row % Self::GROUP) * self.format.block_bytes()
+    /// Where the piece with value k of row `row` starts: the block of 8 values, or the unit of 8 rows.
+    pub fn piece_offset(&self, row: usize, k: usize) -> usize {
+        self.format.bytes(row / Self::GROUP * Self::GROUP * self.k) + self.format.offset(k, row)
     }
 
     /// Packs rows (parallel over groups).
@@ -328,17 +381,13 @@ impl Rows {
     /// [`PackError::Length`].
     pub fn pack(&self, pool: &Pool, source: &RowSource<'_>, out: &mut [u8]) -> Result<(), PackError> {
         length("packed weight", self.bytes(), out.len())?;
-        let block_bytes = self.format.block_bytes();
-        pool.run_chunks(out, self.k * block_bytes, &|group, out| {
-            let mut blocks = vec![0; self.k / 8 * block_bytes];
+        pool.run_chunks(out, self.format.bytes(Self::GROUP * self.k), &|group, out| {
+            out.fill(0);
             let mut values = vec![0.0; self.k];
             for row in 0..Self::GROUP {
                 values.fill(0.0);
                 source(group * Self::GROUP + row, &mut values);
-                self.format.encode(&mut values, &mut blocks);
-                for (i, block) in blocks.chunks_exact(block_bytes).enumerate() {
-                    out[(i * Self::GROUP + row) * block_bytes..][..block_bytes].copy_from_slice(block);
-                }
+                self.format.put(&mut values, row, |k| self.format.offset(k, row), out);
             }
         });
         Ok(())
@@ -354,9 +403,7 @@ impl Rows {
         if row >= self.rows {
             return Err(PackError::Row { row, rows: self.rows });
         }
-        for (i, block) in out.chunks_exact_mut(8).enumerate() {
-            self.format.decode(&bytes[self.block_offset(row, 8 * i)..][..self.format.block_bytes()], block);
-        }
+        self.format.get(bytes, row % Self::GROUP, |k| self.piece_offset(row, k), out);
         Ok(())
     }
 
@@ -463,7 +510,7 @@ mod tests {
         assert_eq!(wide.unpack_bias(&out).unwrap(), bias);
         let narrow = BStream::new(Format::Bfp16, K, N, true).unwrap();
         for (k, n) in [(0, 0), (8, 0), (0, 1), (300, 70), (511, 127)] {
-            assert_eq!(wide.block_offset(k, n) / 32, narrow.block_offset(k, n) / 9);
+            assert_eq!(wide.piece_offset(k, n) / 32, narrow.piece_offset(k, n) / 9);
         }
 
         let rows = Rows::new(Format::F32, N, K).unwrap();
@@ -478,11 +525,48 @@ mod tests {
         let mut seen: Vec<usize> = (128..256)
             .step_by(8)
             .flat_map(|k| (72..80).map(move |n| (k, n)))
-            .map(|(k, n)| stream.block_offset(k, n))
+            .map(|(k, n)| stream.piece_offset(k, n))
             .collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..128).map(|i| seen[0] + 9 * i).collect::<Vec<_>>());
         assert_eq!(seen[0], stream.column_block_bytes() + 9216 + 1152 * (8 + 1));
+    }
+
+    #[test]
+    fn golden_rows_in_six_bits() {
+        let (bytes, mantissas, exponents) =
+            (fixture("bfp6s.bytes.u8"), fixture("bfp6s.mantissa.i8"), fixture("bfp6s.exponent.u8"));
+        let rows = Rows::new(Format::Bfp6s, 16, 384).unwrap();
+        let expected: Vec<f32> = mantissas
+            .iter()
+            .enumerate()
+            .map(|(i, m)| f32::from(*m as i8) * 2f32.powi(i32::from(exponents[i / 16]) - 133))
+            .collect();
+        assert_eq!(rows.unpack(&bytes).unwrap(), expected);
+        let mut out = vec![0xaa; rows.bytes()];
+        for threads in [1, 3] {
+            rows.pack(&Pool::new(threads), &|r, row| row.copy_from_slice(&expected[384 * r..][..384]), &mut out)
+                .unwrap();
+            assert_eq!(rows.unpack(&out).unwrap(), expected);
+        }
+        assert!(matches!(Rows::new(Format::Bfp6s, 8, 64), Err(PackError::Multiple { of: 128, .. })));
+    }
+
+    #[test]
+    fn six_bits_take_the_places_of_units_and_half_of_the_weights() {
+        let mut random = Random::new(12);
+        let (w, bias) = (random.normal(N * K), random.normal(N));
+        let stream = BStream::new(Format::Bfp6s, K, N, true).unwrap();
+        assert_eq!((stream.bias_bytes(), stream.column_block_bytes()), (6656, 6656 + 52 * K));
+        let mut out = vec![0xaa; stream.bytes()];
+        stream.pack(&Pool::new(2), &|n, row| row.copy_from_slice(&w[n * K..][..K]), Some(&bias), &mut out).unwrap();
+        let mut quantised = vec![0.0; w.len()];
+        bfp6s::quantise(&w, &mut quantised);
+        assert_eq!(stream.unpack(&out).unwrap(), quantised);
+        let rounded: Vec<f32> = bias.iter().map(|&b| bf16::from_f32(b).to_f32()).collect();
+        assert_eq!(stream.unpack_bias(&out).unwrap(), rounded);
+        let unit = |k, n| (stream.piece_offset(k, n) - 6656 * (1 + n / 64)) / 832;
+        assert_eq!([unit(0, 0), unit(127, 7), unit(0, 8), unit(128, 0), unit(511, 127)], [0, 0, 1, 8, 63]);
     }
 
     #[test]

@@ -117,7 +117,8 @@ pub fn hex(digest: &Digest) -> String {
     })
 }
 
-fn unhex(text: &str) -> Option<Digest> {
+/// Reads hexadecimal digits.
+pub(crate) fn unhex(text: &str) -> Option<Digest> {
     let mut out = Digest::default();
     if text.len() != 2 * out.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;

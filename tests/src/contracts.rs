@@ -3,16 +3,24 @@
 //! Streams of our own exporter say it themselves. Streams for the real array do so only to the AIE cores' programs, so
 //! the software NPU has to know each by its hash.
 
-use npu_model::{Contract, Epilogue, Format, GemmContract, GemvContract, Model, Order};
-use runtime::bundle::{Bundle, BundleError, GemmRecord, GemvRecord, WeightFormat};
+use npu_model::{Contract, Epilogue, GemmContract, GemvContract, Model, Order};
+use runtime::bundle::{Bundle, BundleError, GemmRecord, GemvRecord};
 use sha2::{Digest, Sha256};
 
 /// A bundle that the software NPU cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ContractError {
-    /// A format of weights that only real kernels know.
-    #[error("its weights are {0}, which the software NPU does not compute with")]
-    Format(&'static str),
+    /// Weights whose order only the kernels know.
+    #[error(
+        "`gemm {0}` keeps a high and a low part of every weight (v.weights bfp16x2); how the two interleave in the stream \
+         is known to its kernels alone, so only an NPU can run it, not the software NPU"
+    )]
+    TwoParts(String),
+    /// Some weights of a kernel have factors and some have none.
+    #[error(
+        "some weights of `gemm {0}` have a factor a column and some have none; its kernel applies GELU to all or to none"
+    )]
+    Mixed(String),
     /// A stream cannot be read.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -21,7 +29,7 @@ pub enum ContractError {
 /// Teaches the model every stream of the bundle.
 ///
 /// # Errors
-/// A format that the model does not know, or a stream that cannot be read. What was taught before stays taught.
+/// Weights that the model cannot read, or a stream that cannot be read. What was taught before stays taught.
 pub fn teach(model: &Model, bundle: &Bundle) -> Result<(), ContractError> {
     for gemm in bundle.manifest.gemms.values() {
         for (index, stream) in gemm.chunks.iter().enumerate() {
@@ -30,18 +38,29 @@ pub fn teach(model: &Model, bundle: &Bundle) -> Result<(), ContractError> {
         }
     }
     for gemv in bundle.manifest.gemvs.values() {
-        let contract = gemv_contract(gemv)?;
+        let contract = gemv_contract(gemv);
         model.teach(Sha256::digest(bundle.stream(&gemv.insts)?).into(), Contract::Gemv(contract));
     }
     Ok(())
 }
 
 fn gemm_contract(gemm: &GemmRecord, chunks: usize, bundle: &Bundle) -> Result<GemmContract, ContractError> {
+    if gemm.in_two_parts() {
+        return Err(ContractError::TwoParts(gemm.key.clone()));
+    }
     let epilogue = match gemm.key.as_str() {
         // Gate and up columns alternate in blocks of 32, and only their product is stored.
         "gu" => Epilogue::PairedSwiglu,
         // With a factor a column, GELU has to wait for the host.
-        "v_fc1" if !bundle.has_tensor("vis.b0.fc1.f") => Epilogue::GeluTanh,
+        "v_fc1" => {
+            let depth = bundle.manifest.vision.as_ref().map_or(0, |vision| vision.depth);
+            let mut factors = (0..depth).map(|block| bundle.has_tensor(&format!("vis.b{block}.fc1.f")));
+            let first = factors.next().unwrap_or(false);
+            if factors.any(|other| other != first) {
+                return Err(ContractError::Mixed(gemm.key.clone()));
+            }
+            if first { Epilogue::None } else { Epilogue::GeluTanh }
+        }
         _ => Epilogue::None,
     };
     Ok(GemmContract {
@@ -53,19 +72,11 @@ fn gemm_contract(gemm: &GemmRecord, chunks: usize, bundle: &Bundle) -> Result<Ge
         c_stride: gemm.c_stride,
         bias: gemm.bias,
         epilogue,
-        format: format(gemm.format)?,
+        format: gemm.format.packing(),
     })
 }
 
-fn gemv_contract(gemv: &GemvRecord) -> Result<GemvContract, ContractError> {
+fn gemv_contract(gemv: &GemvRecord) -> GemvContract {
     let order = if gemv.key == "head" { Order::Rows } else { Order::Stream };
-    Ok(GemvContract { m: gemv.m, k: gemv.k, order, bias: gemv.bias, format: format(gemv.format)? })
-}
-
-fn format(format: WeightFormat) -> Result<Format, ContractError> {
-    match format {
-        WeightFormat::Bfp16 => Ok(Format::Bfp16),
-        WeightFormat::F32 => Ok(Format::F32),
-        other => Err(ContractError::Format(other.name())),
-    }
+    GemvContract { m: gemv.m, k: gemv.k, order, bias: gemv.bias, format: gemv.format.packing() }
 }

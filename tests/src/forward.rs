@@ -6,8 +6,8 @@
 mod text;
 mod tower;
 
-use host_ops::pack::{BStream, Format, PackError, Rows};
-use runtime::bundle::{Bundle, BundleError, GemmRecord, WeightFormat};
+use host_ops::pack::{BStream, PackError, Rows};
+use runtime::bundle::{Bundle, BundleError, GemmRecord};
 
 /// A bundle that cannot be computed with.
 #[derive(Debug, thiserror::Error)]
@@ -37,16 +37,8 @@ struct Linear {
     bias: Vec<f32>,
 }
 
-fn format(format: WeightFormat) -> Result<Format, ForwardError> {
-    match format {
-        WeightFormat::Bfp16 => Ok(Format::Bfp16),
-        WeightFormat::F32 => Ok(Format::F32),
-        other => Err(ForwardError::Unfit(format!("{} weights cannot be decoded here", other.name()))),
-    }
-}
-
 impl<'a> Forward<'a> {
-    /// Of a bundle in a format that packs eight values.
+    /// Of a bundle in any format.
     #[must_use]
     pub fn new(bundle: &'a Bundle) -> Self {
         Self { bundle }
@@ -60,7 +52,7 @@ impl<'a> Forward<'a> {
     fn linear(&self, name: &str, key: &str) -> Result<Linear, ForwardError> {
         let gemm = self.gemm(key)?;
         let wrong = |error| ForwardError::Weight(name.to_owned(), error);
-        let layout = BStream::new(format(gemm.format)?, gemm.k, gemm.n, gemm.bias).map_err(wrong)?;
+        let layout = BStream::new(gemm.format.packing(), gemm.k, gemm.n, gemm.bias).map_err(wrong)?;
         let bytes = self.bundle.tensor(name)?.bytes;
         let bias = layout.unpack_bias(bytes).map_err(wrong)?;
         Ok(Linear { k: gemm.k, rows: layout.unpack(bytes).map_err(wrong)?, bias })
@@ -73,7 +65,7 @@ impl<'a> Forward<'a> {
         for part in 0..text.head_parts {
             let name = format!("{name}{part}");
             let wrong = |error| ForwardError::Weight(name.clone(), error);
-            let layout = Rows::new(format(text.format)?, text.head_rows, text.hidden).map_err(wrong)?;
+            let layout = Rows::new(text.format.packing(), text.head_rows, text.hidden).map_err(wrong)?;
             all.extend(layout.unpack(self.bundle.tensor(&name)?.bytes).map_err(wrong)?);
         }
         all.truncate(text.vocab * text.hidden);

@@ -5,5 +5,6 @@ pub mod cases;
 pub mod checkpoint;
 pub mod contracts;
 pub mod forward;
+pub mod references;
 pub mod sequence;
 pub mod tiny;

@@ -33,14 +33,27 @@ impl Random {
     fn elements(&mut self, format: Format, n: usize) -> Vec<u8> {
         let values: Vec<f32> = (0..n).map(|_| self.value()).collect();
         match format {
-            Format::Bfp16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+            Format::Bfp16 | Format::Bfp6s => {
+                values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect()
+            }
             Format::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         }
     }
 
+    /// A unit of bfp6s with weights of about the size that the other formats get.
+    fn unit(&mut self) -> Vec<u8> {
+        let mut unit: Vec<u8> = (0..832).map(|_| self.next() as u8).collect();
+        unit[768..].iter_mut().for_each(|scale| *scale = (40 + self.below(6)) as u8 * 4 + *scale % 4);
+        unit
+    }
+
     fn blocks(&mut self, format: Format, n: usize) -> Vec<u8> {
+        if format == Format::Bfp6s {
+            return (0..n / 128).flat_map(|_| self.unit()).collect();
+        }
         (0..n)
             .flat_map(|_| match format {
+                Format::Bfp6s => unreachable!("made of units"),
                 Format::Bfp16 => {
                     let mut block: Vec<u8> = (0..9).map(|_| self.next() as u8).collect();
                     block[0] = 120 + self.below(6) as u8;
@@ -52,27 +65,35 @@ impl Random {
     }
 }
 
-fn element_bytes(format: Format) -> usize {
-    match format {
-        Format::Bfp16 => 2,
-        Format::F32 => 4,
-    }
-}
-
 fn element(format: Format, bytes: &[u8], i: usize) -> f32 {
     match format {
-        Format::Bfp16 => half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f32(),
+        Format::Bfp16 | Format::Bfp6s => half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f32(),
         Format::F32 => f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap()),
     }
 }
 
-/// A weight of a block.
+/// A weight of a block; blocks of bfp6s lie in units of eight outputs by sixteen.
 fn weight(format: Format, bytes: &[u8], block: usize, k: usize) -> f32 {
-    let block = &bytes[block * format.block_bytes()..][..format.block_bytes()];
+    if format == Format::Bfp6s {
+        return unit_weight(&bytes[block / 128 * 832..], block % 128 / 8 * 8 + k, block % 8);
+    }
+    let block = &bytes[format.bytes(8 * block)..][..format.bytes(8)];
     match format {
+        Format::Bfp6s => unreachable!("made of units"),
         Format::Bfp16 => (f64::from(block[1 + k] as i8) * 2f64.powi(i32::from(block[0]) - 133)) as f32,
         Format::F32 => element(format, block, k),
     }
+}
+
+/// The weight of (k, output) in a unit: a tile holds sixteen k, the low halves of its codes before the high quarters,
+/// and behind all tiles stand the scales.
+fn unit_weight(unit: &[u8], k: usize, output: usize) -> f32 {
+    let (tile, lane, second) = (k / 16, 8 * output + k % 8, k % 16 / 8);
+    let (low, high) = (unit[96 * tile + lane], unit[96 * tile + 64 + lane % 32]);
+    let code = (low >> (4 * second) & 15) | (high >> (2 * (lane / 32) + 4 * second) & 3) << 4;
+    let scale = unit[768 + 8 * tile + output];
+    let mantissa = (f64::from(i32::from(code) - 32) * f64::from(5 + scale % 4) / 2.0).round_ties_even();
+    (mantissa * 2f64.powi(i32::from(scale / 4) + 80 - 133)) as f32
 }
 
 /// Bytes of a bias chunk, in blocks.
@@ -85,7 +106,7 @@ fn stream_weight(format: Format, b: &[u8], (k_all, bias): (usize, bool), k: usiz
 }
 
 fn stream_bias(format: Format, b: &[u8], (k_all, bias): (usize, bool), n: usize) -> f32 {
-    let start = n / 64 * column_block(k_all, bias) * format.block_bytes();
+    let start = n / 64 * format.bytes(8 * column_block(k_all, bias));
     if bias { element(format, &b[start..], n % 64) } else { 0.0 }
 }
 
@@ -135,7 +156,7 @@ impl Gemm {
         for _ in 0..spec.n / 64 {
             if spec.bias {
                 b.extend(random.elements(spec.format, 64));
-                b.resize(b.len() + BIAS_BLOCKS * spec.format.block_bytes() - 64 * element_bytes(spec.format), 0);
+                b.resize(b.len() + spec.format.bytes(8 * BIAS_BLOCKS) - 64 * spec.format.element_bytes(), 0);
             }
             b.extend(random.blocks(spec.format, spec.k * 8));
         }
@@ -151,7 +172,7 @@ impl Gemm {
     fn run(&self, bench: &mut Bench) -> Vec<u8> {
         let stream = gemm_stream(&self.spec).unwrap();
         let elements = (256 * self.spec.chunks - 1) * self.spec.c_stride + self.columns();
-        let mut c = vec![UNTOUCHED; elements * element_bytes(self.spec.format)];
+        let mut c = vec![UNTOUCHED; elements * self.spec.format.element_bytes()];
         bench.run(&stream, &mut [&mut self.a.clone(), &mut self.b.clone(), &mut c]).unwrap();
         c
     }
@@ -167,7 +188,7 @@ impl Gemm {
     /// Checks some rows (first, last, around the seams, a few others) in all columns, and that gaps are untouched.
     fn check(&self, c: &[u8], random: &mut Random) {
         let GemmSpec { chunks, k, lda, c_stride, format, epilogue, .. } = self.spec;
-        let (rows, element_size) = (256 * chunks, element_bytes(format));
+        let (rows, element_size) = (256 * chunks, format.element_bytes());
         for row in 0..rows - 1 {
             let gap = &c[(row * c_stride + self.columns()) * element_size..(row + 1) * c_stride * element_size];
             assert!(gap.iter().all(|b| *b == UNTOUCHED), "row {row} of {:?}", self.spec);
@@ -182,7 +203,7 @@ impl Gemm {
                 let exact = match epilogue {
                     Epilogue::None => {
                         let x = self.accumulator(&a, column);
-                        let x = if format == Format::Bfp16 { half::bf16::from_f32(x).to_f32() } else { x };
+                        let x = if format != Format::F32 { half::bf16::from_f32(x).to_f32() } else { x };
                         assert_eq!(got.to_bits(), x.to_bits(), "({row}, {column}) of {:?}", self.spec);
                         continue;
                     }
@@ -196,7 +217,7 @@ impl Gemm {
                         silu(x(n)) * x(n + 32)
                     }
                 };
-                let tolerance = if format == Format::Bfp16 { 0.004 } else { 3e-6 };
+                let tolerance = if format != Format::F32 { 0.004 } else { 3e-6 };
                 let error = (f64::from(got) - exact).abs();
                 assert!(
                     error <= tolerance * exact.abs() + 1e-6,
@@ -223,6 +244,7 @@ const PLAIN: GemmSpec = GemmSpec {
 fn gemms_of_many_shapes() {
     let mut random = Random(1);
     let f32 = GemmSpec { format: Format::F32, ..PLAIN };
+    let six = GemmSpec { format: Format::Bfp6s, ..PLAIN };
     let specs = [
         PLAIN,
         GemmSpec { chunks: 3, k: 1024, n: 576, lda: 1024, c_stride: 576, ..PLAIN },
@@ -239,6 +261,11 @@ fn gemms_of_many_shapes() {
         GemmSpec { chunks: 2, k: 1024, n: 576, lda: 1100, c_stride: 600, bias: true, ..f32 },
         GemmSpec { chunks: 3, n: 128, c_stride: 64, epilogue: Epilogue::PairedSwiglu, ..f32 },
         GemmSpec { n: 128, c_stride: 128, bias: true, epilogue: Epilogue::GeluTanh, ..f32 },
+        six,
+        GemmSpec { chunks: 2, k: 1024, n: 576, lda: 1100, c_stride: 600, bias: true, ..six },
+        GemmSpec { chunks: 3, n: 128, c_stride: 64, epilogue: Epilogue::PairedSwiglu, ..six },
+        // A column block that memory tiles keep in this format and would not in bfp16.
+        GemmSpec { chunks: 2, k: 4608, n: 128, lda: 4608, c_stride: 128, ..six },
     ];
     let mut benches = [1, 2, 3].map(|threads| load(Kind::Gemm, threads));
     for spec in specs {
@@ -273,7 +300,7 @@ fn gemv_inputs(spec: &GemvSpec, random: &mut Random) -> [Vec<u8>; 2] {
             for _ in 0..m / 64 {
                 if bias {
                     w.extend(random.elements(format, 64));
-                    w.resize(w.len() + BIAS_BLOCKS * format.block_bytes() - 64 * element_bytes(format), 7);
+                    w.resize(w.len() + format.bytes(8 * BIAS_BLOCKS) - 64 * format.element_bytes(), 7);
                 }
                 w.extend(random.blocks(format, k * 8));
             }
@@ -284,7 +311,7 @@ fn gemv_inputs(spec: &GemvSpec, random: &mut Random) -> [Vec<u8>; 2] {
 
 /// A GEMV's result.
 fn gemv(spec: &GemvSpec, threads: usize, [x, w]: &[Vec<u8>; 2]) -> Vec<u8> {
-    let mut y = vec![UNTOUCHED; spec.m * element_bytes(spec.format)];
+    let mut y = vec![UNTOUCHED; spec.m * spec.format.element_bytes()];
     let stream = gemv_stream(spec).unwrap();
     load(Kind::Gemv, threads).run(&stream, &mut [&mut x.clone(), &mut w.clone(), &mut y]).unwrap();
     y
@@ -317,12 +344,12 @@ fn gemvs_of_many_shapes() {
         (1032, 1024, Order::Rows, false),
         (8, 512, Order::Rows, false),
     ] {
-        for format in [Format::Bfp16, Format::F32] {
+        for format in [Format::Bfp16, Format::Bfp6s, Format::F32] {
             let spec = GemvSpec { m, k, order, bias, format };
             let inputs = gemv_inputs(&spec, &mut Random(3));
             let y = gemv(&spec, 1, &inputs);
             for (i, expected) in plain_gemv(&spec, &inputs).into_iter().enumerate() {
-                let expected = if format == Format::Bfp16 { half::bf16::from_f32(expected).to_f32() } else { expected };
+                let expected = if format != Format::F32 { half::bf16::from_f32(expected).to_f32() } else { expected };
                 assert_eq!(element(format, &y, i).to_bits(), expected.to_bits(), "{i} of {spec:?}");
             }
             for threads in [2, 3] {

@@ -172,6 +172,23 @@ fn odd_shapes_in_bfp16() {
     }
 }
 
+#[test]
+fn odd_shapes_in_bfp6s() {
+    for (size, shards) in [TINY].iter().chain(&ODD).zip([1, 1, 2, 1]) {
+        agree(size, Form { old: false, shards }, WeightFormat::Bfp6s, 4);
+    }
+}
+
+/// The same bundle that runtimes by others are held against.
+#[test]
+fn a_bfp6s_bundle_passes_the_references_of_its_own_weights() {
+    let scratch = Scratch::new("six-bits");
+    let (mut chat, _device) = load(&driver_tests::tiny::six_bit_bundle(&scratch.0).unwrap());
+    let report = runtime::check::run(&mut chat, &mut |_| {}).unwrap();
+    println!("{report}");
+    assert!(report.passed() && report.cases.len() == 3 && report.tokenizer_cases == 3, "{report}");
+}
+
 /// In windows of twelve: what the plain forward says of each, and no token of another window.
 #[test]
 fn a_perplexity_is_that_of_the_plain_forward() {

@@ -4,15 +4,17 @@
 //! Nothing else touches it before the bias, so GEMM and GEMV, plain and vector code, and any number of threads give
 //! the same bits.
 //!
-//! With [`Format::Bfp16`] an activation is what the cores make of it: per 8 consecutive k, `hi = Q(a)` and
+//! With blocks ([`Format::Bfp16`], [`Format::Bfp6s`]) an activation is what the cores make of it: per 8 consecutive k, `hi = Q(a)` and
 //! `lo = Q(a - hi)`, where Q rounds to bfp16ebs8; `hi + lo` is then exact in f32 and multiplies the decoded weight. With
 //! [`Format::F32`] nothing is rounded but the accumulator.
 //!
 //! The working unit is an *atom*: 8 columns of 8 consecutive k, eight blocks one after the other (72 bytes of bfp16).
+//! Units of bfp6s are expanded to sixteen such atoms that hold the same values.
 
 #[allow(unsafe_code)]
 pub(crate) mod block;
 
+use crate::bfp6s::{self, Atoms, UNIT_BYTES};
 use crate::pack::Format;
 use crate::simd::{Lanes, kernel};
 use block::Blocks as _;
@@ -69,7 +71,7 @@ kernel! {
         for (r, row) in rows.chunks_exact(k).enumerate() {
             for (group, out) in row.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
                 let mut values = *group;
-                if format == Format::Bfp16 {
+                if format != Format::F32 {
                     split_group(V::load(group)).store(&mut values);
                 }
                 for (value, out) in values.iter().zip(out) {
@@ -86,7 +88,7 @@ kernel! {
 /// # Panics
 /// If `k` is no multiple of 128 or the lengths do not fit.
 pub fn unpack_block(format: Format, packed: &[u8], k: usize, panels: &mut [f32]) {
-    assert!(k > 0 && k.is_multiple_of(STREAM_K) && packed.len() == k * 8 * format.block_bytes());
+    assert!(k > 0 && k.is_multiple_of(STREAM_K) && packed.len() == format.bytes(k * BLOCK_COLUMNS));
     assert!(panels.len() == k * BLOCK_COLUMNS);
     unpack_kernel(format, packed, k, panels);
 }
@@ -95,6 +97,13 @@ kernel! {
     fn unpack_kernel<V>(format: Format, packed: &[u8], k: usize, panels: &mut [f32]) {
         match format {
             Format::Bfp16 => unpack::<V, 72>(packed, k, panels, |atom| V::bfp16_atom(atom)),
+            Format::Bfp6s => {
+                let mut atoms = [[0; 72]; 16];
+                for (u, unit) in packed.as_chunks().0.iter().enumerate() {
+                    bfp6s::expand(unit, &mut atoms);
+                    unpack_unit(u, &atoms, k, panels, |atom| V::bfp16_atom(atom));
+                }
+            }
             Format::F32 => unpack::<V, 256>(packed, k, panels, |atom| V::f32_atom(atom)),
         }
     }
@@ -109,13 +118,25 @@ fn unpack<V: Lanes, const ATOM: usize>(
 ) {
     let atoms = packed.as_chunks::<ATOM>().0;
     for (u, unit) in atoms.chunks_exact(STREAM_K / 8).enumerate() {
-        let (slice, group) = (u / 8, u % 8);
-        let start = group / 2 * k * PANEL + slice * STREAM_K * PANEL;
-        let rows = panels[start..start + STREAM_K * PANEL].as_chunks_mut::<PANEL>().0;
-        for (atom, rows) in unit.iter().zip(rows.as_chunks_mut::<8>().0) {
-            for (values, row) in decode(atom).into_iter().zip(rows) {
-                values.store(&mut row.as_chunks_mut::<8>().0[group % 2]);
-            }
+        unpack_unit(u, unit, k, panels, &decode);
+    }
+}
+
+/// The sixteen atoms of unit `u` of a column block.
+#[inline(always)]
+fn unpack_unit<V: Lanes, const ATOM: usize>(
+    u: usize,
+    unit: &[[u8; ATOM]],
+    k: usize,
+    panels: &mut [f32],
+    decode: impl Fn(&[u8; ATOM]) -> [V; 8],
+) {
+    let (slice, group) = (u / 8, u % 8);
+    let start = group / 2 * k * PANEL + slice * STREAM_K * PANEL;
+    let rows = panels[start..start + STREAM_K * PANEL].as_chunks_mut::<PANEL>().0;
+    for (atom, rows) in unit.iter().zip(rows.as_chunks_mut::<8>().0) {
+        for (values, row) in decode(atom).into_iter().zip(rows) {
+            values.store(&mut row.as_chunks_mut::<8>().0[group % 2]);
         }
     }
 }
@@ -175,7 +196,7 @@ fn tile<V: Lanes>(rows: &[[f32; TILE_ROWS]], panel: &[[f32; PANEL]], out: &mut [
 /// If the lengths do not fit or k is no multiple of 128.
 pub fn gemv_block(format: Format, packed: &[u8], x: &[f32], y: &mut [f32; BLOCK_COLUMNS]) {
     let k = x.len();
-    assert!(k > 0 && k.is_multiple_of(STREAM_K) && packed.len() == k * 8 * format.block_bytes());
+    assert!(k > 0 && k.is_multiple_of(STREAM_K) && packed.len() == format.bytes(k * BLOCK_COLUMNS));
     gemv_block_kernel(format, packed, x, y);
 }
 
@@ -185,6 +206,18 @@ kernel! {
             Format::Bfp16 => {
                 let mut tame = tame(x);
                 stream_block::<V, 72>(packed, x, y, |atoms, x, acc| V::chain(atoms, x, acc, &mut tame));
+            }
+            Format::Bfp6s => {
+                let mut tame = tame(x);
+                let (mut acc, mut atoms) = ([[V::splat(0.0); 4]; 2], [[[0; 72]; 16]; 4]);
+                for (x, slice) in x.chunks_exact(STREAM_K).zip(packed.as_chunks().0.chunks_exact(8)) {
+                    for (acc, units) in acc.iter_mut().zip(slice.as_chunks().0) {
+                        six::<V, 4>(units.each_ref(), x, acc, &mut atoms, &mut tame);
+                    }
+                }
+                for (v, y) in acc.into_iter().flatten().zip(y.as_chunks_mut().0) {
+                    v.store(y);
+                }
             }
             Format::F32 => {
                 stream_block::<V, 256>(packed, x, y, |atoms, x, acc| groups(atoms, x, acc, &|atom| V::f32_atom(atom)));
@@ -217,10 +250,11 @@ fn stream_block<V: Lanes, const ATOM: usize>(
 /// is already [`split`] if the format asks for it.
 ///
 /// # Panics
-/// If the lengths do not fit.
+/// If the lengths do not fit; in [`Format::Bfp6s`] x comes in multiples of 128.
 pub fn gemv_rows(format: Format, packed: &[u8], x: &[f32], y: &mut [f32]) {
     assert!(!x.is_empty() && x.len().is_multiple_of(8) && y.len().is_multiple_of(8));
-    assert!(packed.len() == y.len() / 8 * x.len() * format.block_bytes());
+    assert!(packed.len() == format.bytes(y.len() * x.len()));
+    assert!(format != Format::Bfp6s || x.len().is_multiple_of(STREAM_K));
     gemv_rows_kernel(format, packed, x, y);
 }
 
@@ -237,6 +271,7 @@ kernel! {
                     |atoms, x, acc| V::chain(atoms, x, acc, &mut { tame }),
                 );
             }
+            Format::Bfp6s => six_rows::<V>(packed, x, y),
             Format::F32 => row_groups::<V, 256>(
                 packed,
                 x,
@@ -269,6 +304,45 @@ fn row_groups<V: Lanes, const ATOM: usize>(
     for (y, atoms) in y[fours * 32..].as_chunks_mut().0.iter_mut().zip(atoms[fours * 4 * n..].chunks_exact(n)) {
         let mut acc = [V::splat(0.0)];
         one([atoms], x, &mut acc);
+        acc[0].store(y);
+    }
+}
+
+/// Adds 128 k of G groups of eight columns, a unit each.
+#[inline(always)]
+fn six<V: Lanes, const G: usize>(
+    units: [&[u8; UNIT_BYTES]; G],
+    x: &[f32],
+    acc: &mut [V; G],
+    atoms: &mut [Atoms; G],
+    tame: &mut bool,
+) {
+    for (unit, atoms) in units.into_iter().zip(&mut *atoms) {
+        bfp6s::expand(unit, atoms);
+    }
+    V::chain(atoms.each_ref().map(|atoms| &atoms[..]), x, acc, tame);
+}
+
+#[inline(always)]
+fn six_rows<V: Lanes>(packed: &[u8], x: &[f32], y: &mut [f32]) {
+    let (units, n) = (packed.as_chunks::<UNIT_BYTES>().0, x.len() / STREAM_K);
+    let (all_tame, mut atoms) = (tame(x), [[[0; 72]; 16]; 4]);
+    let fours = y.len() / 32;
+    for (y, units) in y.chunks_exact_mut(32).zip(units.chunks_exact(4 * n)) {
+        let (mut acc, mut tame) = ([V::splat(0.0); 4], all_tame);
+        for (i, x) in x.chunks_exact(STREAM_K).enumerate() {
+            six::<V, 4>(std::array::from_fn(|g| &units[g * n + i]), x, &mut acc, &mut atoms, &mut tame);
+        }
+        for (v, y) in acc.into_iter().zip(y.as_chunks_mut().0) {
+            v.store(y);
+        }
+    }
+    let mut atoms = [[[0; 72]; 16]];
+    for (y, units) in y[fours * 32..].as_chunks_mut().0.iter_mut().zip(units[fours * 4 * n..].chunks_exact(n)) {
+        let (mut acc, mut tame) = ([V::splat(0.0)], all_tame);
+        for (unit, x) in units.iter().zip(x.chunks_exact(STREAM_K)) {
+            six::<V, 1>([unit], x, &mut acc, &mut atoms, &mut tame);
+        }
         acc[0].store(y);
     }
 }

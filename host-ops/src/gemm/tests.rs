@@ -17,26 +17,51 @@ fn packed(random: &mut Random, format: Format, values: usize) -> Vec<u8> {
                 block
             })
             .collect(),
+        Format::Bfp6s => (0..values / 1024)
+            .flat_map(|_| {
+                let mut unit: [u8; 832] = std::array::from_fn(|_| random.next() as u8);
+                for scale in &mut unit[768..] {
+                    if !random.next().is_multiple_of(16) {
+                        *scale = (30 + random.next() % 20) as u8 * 4 + *scale % 4;
+                    }
+                }
+                unit
+            })
+            .collect(),
         Format::F32 => random.normal(values).iter().flat_map(|x| x.to_le_bytes()).collect(),
     }
 }
 
+/// Value (k, output) of a unit of bfp6s, by the format's description.
+fn unit_value(unit: &[u8], k: usize, output: usize) -> f32 {
+    let (tile, lane, second) = (k / 16, 8 * output + k % 8, k % 16 / 8);
+    let (low, high) = (unit[96 * tile + lane], unit[96 * tile + 64 + lane % 32]);
+    let u = (low >> (4 * second) & 15) | (high >> (2 * (lane / 32) + 4 * second) & 3) << 4;
+    let scale = unit[768 + 8 * tile + output];
+    let mantissa = (f64::from(i32::from(u) - 32) * f64::from(5 + scale % 4) / 2.0).round_ties_even();
+    (mantissa * 2f64.powi(i32::from(scale / 4) + 80 - 133)) as f32
+}
+
 /// The value of (k, column) of a column block, by the layout's formula.
 fn stream_value(format: Format, packed: &[u8], k: usize, column: usize) -> f32 {
-    let block = (((k / 128 * 8 + column / 8) * 16 + k % 128 / 8) * 8 + column % 8) * format.block_bytes();
+    if format == Format::Bfp6s {
+        return unit_value(&packed[(k / 128 * 8 + column / 8) * 832..], k % 128, column % 8);
+    }
+    let block = format.bytes((((k / 128 * 8 + column / 8) * 16 + k % 128 / 8) * 8 + column % 8) * 8);
     value(format, &packed[block..], k % 8)
 }
 
 fn value(format: Format, block: &[u8], k: usize) -> f32 {
     match format {
         Format::Bfp16 => (f64::from(block[1 + k] as i8) * 2f64.powi(i32::from(block[0]) - 133)) as f32,
+        Format::Bfp6s => unreachable!("units are not blocks"),
         Format::F32 => f32::from_le_bytes(block[4 * k..4 * k + 4].try_into().unwrap()),
     }
 }
 
 fn split_of(format: Format, x: &[f32]) -> Vec<f32> {
     let mut x = x.to_vec();
-    if format == Format::Bfp16 {
+    if format != Format::F32 {
         split(&mut x);
     }
     x
@@ -86,7 +111,7 @@ fn bf16_values_of_like_size_split_without_loss() {
 #[test]
 fn products_are_chains_of_fused_additions_in_every_kernel() {
     let mut random = Random::new(9);
-    for format in [Format::Bfp16, Format::F32] {
+    for format in [Format::Bfp16, Format::Bfp6s, Format::F32] {
         for (k, rows) in [(128, 4), (512, 8), (640, 64)] {
             let a = random.normal(rows * k);
             let b = packed(&mut random, format, k * 64);
@@ -117,15 +142,19 @@ fn products_are_chains_of_fused_additions_in_every_kernel() {
 #[test]
 fn row_layout_products_are_the_same_chains() {
     let mut random = Random::new(10);
-    for format in [Format::Bfp16, Format::F32] {
-        for (k, rows) in [(8, 8), (64, 40), (512, 96), (520, 56)] {
+    for format in [Format::Bfp16, Format::Bfp6s, Format::F32] {
+        let odd = [(8, 8), (64, 40), (520, 56)].into_iter().filter(|_| format != Format::Bfp6s);
+        for (k, rows) in odd.chain([(512, 96), (384, 56), (128, 8)]) {
             let x = random.normal(k);
             let w = packed(&mut random, format, rows * k);
             let split = split_of(format, &x);
             let block = |r: usize, k8: usize| ((r / 8) * (k / 8) + k8) * 8 + r % 8;
             let expected: Vec<f32> = (0..rows)
                 .map(|r| {
-                    let w = |i: usize| value(format, &w[block(r, i / 8) * format.block_bytes()..], i % 8);
+                    let w = |i: usize| match format {
+                        Format::Bfp6s => unit_value(&w[(r / 8 * k + i / 128 * 128) / 16 * 8 * 13..], i % 128, r % 8),
+                        _ => value(format, &w[format.bytes(8 * block(r, i / 8))..], i % 8),
+                    };
                     split.iter().enumerate().fold(0.0, |acc: f32, (i, x)| x.mul_add(w(i), acc))
                 })
                 .collect();

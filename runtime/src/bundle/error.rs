@@ -47,15 +47,6 @@ pub enum BundleError {
         /// What was found and what was expected.
         what: String,
     },
-    /// Weights in a format that this program does not read.
-    #[error(
-        "manifest.txt: `param gemv_format {format}`: this program does not read weights in {format}; it reads bfp16, and \
-         f32 on the software NPU: get the bundle in bfp16, or export one from the checkpoint"
-    )]
-    Format {
-        /// The format's name in the manifest.
-        format: &'static str,
-    },
     /// A tensor is missing, or has another type or size than the manifest calls for.
     #[error("tensor `{name}`: {what}")]
     Tensor {

@@ -12,6 +12,9 @@ const LONGEST: u64 = 256 << 20;
 /// How a Git LFS pointer begins.
 const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
 
+/// The files that every bundle has.
+pub const OWN_FILES: [&str; 4] = ["manifest.txt", "tensors.txt", "tensors.bin", "tokenizer.json"];
+
 /// A bundle's directory, resolved once.
 #[derive(Debug)]
 pub(super) struct Directory {
@@ -31,7 +34,7 @@ impl Directory {
             return Err(missing("it is a file; a bundle is a directory"));
         }
         let directory = Self { path: path.to_owned(), resolved };
-        for name in ["manifest.txt", "tensors.txt", "tensors.bin", "tokenizer.json"] {
+        for name in OWN_FILES {
             if !directory.path.join(name).exists() {
                 return Err(missing(&format!("it has no {name}")));
             }

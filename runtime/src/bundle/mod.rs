@@ -60,6 +60,7 @@ mod weights;
 use std::path::{Path, PathBuf};
 
 pub use error::BundleError;
+pub use files::OWN_FILES;
 pub use manifest::Manifest;
 pub use params::{LayerKind, TextParams, VisionParams, WeightFormat};
 pub use records::{GemmRecord, GemvRecord, RefRecord, StreamRecord, TokCase, XclbinRecord};
@@ -115,10 +116,6 @@ impl Bundle {
     pub fn open(dir: &Path) -> Result<Self, BundleError> {
         let directory = files::Directory::open(dir)?;
         let mut manifest = Manifest::parse(&files::read_text(&directory.own("manifest.txt")?)?)?;
-        // By name, before anything is concluded from sizes that another format has.
-        if manifest.text.format == WeightFormat::Bfp6s {
-            return Err(BundleError::Format { format: manifest.text.format.name() });
-        }
         let tensors = tensors::TensorFile::open(&directory.own("tensors.txt")?, &directory.own("tensors.bin")?)?;
         weights::settle(&mut manifest, &tensors)?;
         verify::check(&manifest, &tensors)?;

@@ -1,11 +1,13 @@
 //! The typed parameters of a manifest: what the text model and the vision tower look like.
 
+use host_ops::pack::Format;
+
 /// How the weights of a bundle are stored and what its buffers hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
     /// Blocks of eight values in nine bytes; activations are bf16.
     Bfp16,
-    /// Blocks of sixteen values in thirteen bytes; activations are bf16. Read only: the exporter does not write it.
+    /// Blocks of sixteen values in thirteen bytes; activations are bf16. For the text model only.
     Bfp6s,
     /// Plain f32 in the order of the bfp16 streams; activations are f32. For reference kernels only.
     F32,
@@ -30,6 +32,16 @@ impl WeightFormat {
             "bfp6s" => Some(Self::Bfp6s),
             "f32" => Some(Self::F32),
             _ => None,
+        }
+    }
+
+    /// What the packer calls it.
+    #[must_use]
+    pub fn packing(self) -> Format {
+        match self {
+            Self::Bfp16 => Format::Bfp16,
+            Self::Bfp6s => Format::Bfp6s,
+            Self::F32 => Format::F32,
         }
     }
 

@@ -62,6 +62,14 @@ impl GemmRecord {
     pub fn columns(&self) -> usize {
         if self.key == "gu" { self.n / 2 } else { self.n }
     }
+
+    /// Whether the tensors of an open bundle hold every weight twice, as a high part and a low one: `v.weights bfp16x2`.
+    /// How the two interleave is not known; kernels get the bytes as they are.
+    #[must_use]
+    pub fn in_two_parts(&self) -> bool {
+        let weights = self.format.stream_bytes(self.k, self.n, false);
+        weights.and_then(|weights| weights.checked_mul(2)).is_some_and(|both| self.b_bytes >= both)
+    }
 }
 
 /// A matrix by vector product: y\[M\] = W\[M, K\] x\[K\].

@@ -14,9 +14,12 @@ pub(super) fn settle(manifest: &mut Manifest, tensors: &TensorFile) -> Result<()
         let Some((name, bytes)) = smallest(tensors, names) else { continue };
         let sizes = [false, true].map(|bias| gemm.format.stream_bytes(gemm.k, gemm.n, bias));
         if manifest.silent.contains(*key) {
-            // A tower may keep a high and a low part of every weight (`bfp16x2`).
-            let double = |size: usize| if key.starts_with("v_") { size.checked_mul(2) } else { None };
-            let [without, with] = sizes.map(|size| size.is_some_and(|s| s == bytes || double(s) == Some(bytes)));
+            // A tower may keep a high and a low part of every weight (`bfp16x2`), and its biases in one or in both.
+            let weights = sizes[0].filter(|_| key.starts_with("v_")).unwrap_or(0);
+            let [without, with] = sizes.map(|size| {
+                let parts = |size: usize| [size, size.saturating_add(weights), size.saturating_mul(2)];
+                size.is_some_and(|size| size == bytes || weights > 0 && parts(size).contains(&bytes))
+            });
             if !without && !with {
                 let what = format!(
                     "{bytes} bytes are neither {} x {} without biases nor with; the line `gemm {key}` has to say which \
@@ -65,6 +68,12 @@ fn at_least(
     what: &str,
     format: WeightFormat,
 ) -> Result<(), BundleError> {
+    // Long enough is not enough where another format would be just as long.
+    let nine_bits = needed.filter(|_| format == WeightFormat::Bfp6s).map(|needed| needed / 13 * 18);
+    if nine_bits == Some(bytes) {
+        let what = format!("{bytes} bytes; {what}, takes as many in bfp16, but `param gemv_format` says bfp6s");
+        return Err(BundleError::Tensor { name: name.to_owned(), what });
+    }
     match needed {
         Some(needed) if bytes >= needed => Ok(()),
         needed => {

@@ -30,7 +30,7 @@ use serde_json::Value;
 use crate::bundle::{Bundle, Manifest, WeightFormat};
 use crate::chat::Tokenizer;
 use crate::files;
-use crate::reference::{self, Epilogue, Format, GemmSpec, GemvSpec, Kind, Order};
+use crate::reference::{self, Epilogue, GemmSpec, GemvSpec, Kind, Order};
 
 /// What to do with the vision tower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct ExportOptions {
     pub refs: Option<PathBuf>,
     /// The vision tower.
     pub vision: VisionExport,
-    /// Format of the weights: [`WeightFormat::Bfp16`] or [`WeightFormat::F32`].
+    /// Format of the text model's weights. The tower's go with it: in f32 beside f32, else packed in bfp16.
     pub format: WeightFormat,
     /// Take kernels and shapes from this bundle.
     pub kernels_from: Option<PathBuf>,
@@ -127,7 +127,6 @@ pub fn export(
     options: &ExportOptions,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Summary, ExportError> {
-    writer::packing(options.format)?;
     if !options.checkpoint.is_dir() {
         return Err(ExportError(format!("{} is not a directory with a checkpoint", options.checkpoint.display())));
     }
@@ -247,14 +246,14 @@ pub fn write_kernels(manifest: &Manifest, write: &mut WriteFile<'_>) -> Result<(
                 c_stride: gemm.c_stride,
                 bias: gemm.bias,
                 epilogue: if gemm.key == "gu" { Epilogue::PairedSwiglu } else { Epilogue::None },
-                format: writer::packing(gemm.format)?,
+                format: gemm.format.packing(),
             };
             let bytes = reference::gemm_stream(&spec).map_err(|error| refused(&gemm.key, error))?;
             write(&stream.insts, &bytes)?;
         }
     }
     for gemv in manifest.gemvs.values() {
-        let format: Format = writer::packing(gemv.format)?;
+        let format = gemv.format.packing();
         let order = if gemv.key == "head" { Order::Rows } else { Order::Stream };
         let spec = GemvSpec { m: gemv.m, k: gemv.k, order, bias: gemv.bias, format };
         let bytes = reference::gemv_stream(&spec).map_err(|error| refused(&gemv.key, error))?;

@@ -43,7 +43,7 @@ pub(super) fn manifest(config: &Config, options: &ExportOptions) -> Result<Manif
 pub(super) fn manifest_on(config: &Config, options: &ExportOptions, other: &Bundle) -> Result<Manifest, ExportError> {
     let theirs = &other.manifest;
     let refuse = |what: String| ExportError(format!("the kernels of {} do not fit: {what}", other.dir().display()));
-    if theirs.text.format == WeightFormat::Bfp6s || theirs.text.format != options.format {
+    if theirs.text.format != options.format {
         let (have, want) = (theirs.text.format.name(), options.format.name());
         return Err(refuse(format!("they take {have} weights, this export writes {want}")));
     }
@@ -224,7 +224,8 @@ fn vision_params(vision: &Vision, options: &ExportOptions) -> Result<VisionParam
         max_patches: patches.min(most),
         fc2_slices: cut(vision.intermediate).0,
         merger_slices: cut(merged * d).0,
-        format: options.format,
+        // Six bits are for what is read once a token.
+        format: if options.format == WeightFormat::F32 { WeightFormat::F32 } else { WeightFormat::Bfp16 },
     })
 }
 

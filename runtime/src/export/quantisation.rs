@@ -90,9 +90,13 @@ impl Meter {
     pub(super) fn packed(&self, index: usize, wanted: &[f32], format: Format) {
         match format {
             Format::F32 => self.note(index, wanted, wanted.iter().copied()),
-            Format::Bfp16 => {
+            Format::Bfp16 | Format::Bfp6s => {
                 let mut stored = vec![0.0; wanted.len()];
-                host_ops::bfp16::quantise(wanted, &mut stored);
+                if format == Format::Bfp16 {
+                    host_ops::bfp16::quantise(wanted, &mut stored);
+                } else {
+                    host_ops::bfp6s::quantise(wanted, &mut stored);
+                }
                 self.note(index, wanted, stored.into_iter());
             }
         }

@@ -4,7 +4,7 @@ use host_ops::pack::{BStream, Paired, Rows};
 
 use super::ExportError;
 use super::safetensors::{Source, Tensors};
-use super::writer::{Job, RowFn, pack_rows, pack_stream, packing, read_row};
+use super::writer::{Job, RowFn, pack_rows, pack_stream, read_row};
 use crate::bundle::{GemmRecord, LayerKind, Manifest};
 
 /// The jobs of the text model. Everything that the checkpoint must have is looked up here, before anything is written.
@@ -62,7 +62,7 @@ impl<'a> Builder<'a> {
 
     fn packed(&self, name: String, key: &str, rows: RowFn<'a>) -> Result<Job<'a>, ExportError> {
         let gemm = self.gemm(key)?;
-        let layout = BStream::new(packing(gemm.format)?, gemm.k, gemm.n, gemm.bias);
+        let layout = BStream::new(gemm.format.packing(), gemm.k, gemm.n, gemm.bias);
         let layout = layout.map_err(|error| ExportError(format!("`gemm {key}`: {error}")))?;
         // Text weights have no biases; kernels that take some get zeros.
         let bias = gemm.bias.then(|| vec![0.0; gemm.n]);
@@ -149,7 +149,7 @@ impl<'a> Builder<'a> {
         if text.untied {
             matrices = vec![("head", self.tensors.shaped("lm_head.weight", &shape)?), ("embed", embedding)];
         }
-        let layout = Rows::new(packing(text.format)?, text.head_rows, text.hidden);
+        let layout = Rows::new(text.format.packing(), text.head_rows, text.hidden);
         let layout = layout.map_err(|error| ExportError(format!("the head: {error}")))?;
         for (name, matrix) in matrices {
             for part in 0..text.head_parts {

@@ -17,7 +17,7 @@ use host_ops::w8;
 use super::ExportError;
 use super::quantisation::Meter;
 use super::safetensors::{Source, Tensors};
-use super::writer::{Job, RowFn, pack_metered, packing, read_row};
+use super::writer::{Job, RowFn, pack_metered, read_row};
 use crate::bundle::{Manifest, VisionParams, WeightFormat};
 
 /// The jobs of the tower.
@@ -190,7 +190,7 @@ impl<'a> Builder<'a> {
         jobs: &mut Vec<Job<'a>>,
     ) -> Result<(), ExportError> {
         let gemm = self.manifest.gemms.get(key).ok_or_else(|| ExportError(format!("there is no `gemm {key}`")))?;
-        let layout = BStream::new(packing(gemm.format)?, gemm.k, gemm.n, gemm.bias);
+        let layout = BStream::new(gemm.format.packing(), gemm.k, gemm.n, gemm.bias);
         let layout = layout.map_err(|error| ExportError(format!("`gemm {key}`: {error}")))?;
         let w8 = gemm.format == WeightFormat::Bfp16;
         let linear = Rc::new(Linear { rows, bias, outputs, inputs, columns: gemm.n, w8 });

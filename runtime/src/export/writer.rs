@@ -15,7 +15,7 @@ use super::quantisation::{Meter, Quantisation};
 use super::safetensors::Source;
 use super::staging::{Staging, failed};
 use super::{ExportError, Progress};
-use crate::bundle::{DType, WeightFormat};
+use crate::bundle::DType;
 use crate::checksums::Digest;
 
 /// Writers align every tensor to this.
@@ -172,15 +172,6 @@ pub(super) fn read_row(source: &Source, columns: usize, row: usize, from: usize,
         values.iter_mut().for_each(|value| *value += 0.0);
     }
     Ok(())
-}
-
-/// The format as the packer calls it.
-pub(super) fn packing(format: WeightFormat) -> Result<Format, ExportError> {
-    match format {
-        WeightFormat::Bfp16 => Ok(Format::Bfp16),
-        WeightFormat::F32 => Ok(Format::F32),
-        WeightFormat::Bfp6s => Err(ExportError("bfp6s weights cannot be written, only read".to_owned())),
-    }
 }
 
 /// Rows of a weight, as the packer asks for them; with them goes what they lose.

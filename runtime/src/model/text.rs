@@ -7,7 +7,7 @@
 //!
 //! The host's math is f32. What goes to the NPU and what comes back is rounded to the buffers' element.
 
-use host_ops::{pack, rope};
+use host_ops::rope;
 
 use super::decode::Token;
 use super::embedding::Embedding;
@@ -17,7 +17,7 @@ use super::kernels::{Linear, Table, Uploader};
 use super::layer::Layer;
 use super::prefill::Prefill;
 use super::shared::Shared;
-use crate::bundle::{TextParams, WeightFormat};
+use crate::bundle::TextParams;
 
 /// The text model on the device.
 #[derive(Debug)]
@@ -44,12 +44,7 @@ impl Text {
     /// Uploads the weights, then makes the buffers. With several commands in flight a long prompt goes in lanes.
     pub(super) fn load(table: &Table, up: &mut Uploader<'_>, in_flight: usize) -> Result<Text, ModelError> {
         let params = up.bundle.manifest.text.clone();
-        let format = match params.format {
-            WeightFormat::Bfp16 => pack::Format::Bfp16,
-            WeightFormat::F32 => pack::Format::F32,
-            WeightFormat::Bfp6s => return Err(ModelError::Shape("gemv_format bfp6s is not supported yet".into())),
-        };
-        let embedding = Embedding::new(format, &params)?;
+        let embedding = Embedding::new(params.format.packing(), &params)?;
         let layers = (0..params.layers.len()).map(|i| Layer::load(&params, i, up)).collect::<Result<Vec<_>, _>>()?;
         let head = (0..params.head_parts).map(|j| up.linear(&format!("head{j}"))).collect::<Result<Vec<_>, _>>()?;
         let (shared, lane) = Shared::new(&params, table, up)?;

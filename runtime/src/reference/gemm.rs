@@ -103,7 +103,7 @@ pub fn gemm_stream(spec: &GemmSpec) -> Result<Vec<u8>, SpecError> {
 
 /// Bytes of one 64-column block of a weight stream, bias chunk included.
 pub(super) fn column_block_bytes(format: Format, k: usize, bias: bool) -> usize {
-    (k + if bias { 128 } else { 0 }) * BLOCK / 8 * format.block_bytes()
+    format.bytes((k + if bias { 128 } else { 0 }) * BLOCK)
 }
 
 /// Blocks that a column works on: every eighth.

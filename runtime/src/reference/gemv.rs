@@ -50,7 +50,7 @@ pub fn gemv_stream(spec: &GemvSpec) -> Result<Vec<u8>, SpecError> {
     };
     let weight_bytes = |results: usize| match spec.order {
         Order::Stream => results / BLOCK * column_block_bytes(spec.format, spec.k, spec.bias),
-        Order::Rows => results * spec.k / 8 * spec.format.block_bytes(),
+        Order::Rows => spec.format.bytes(results * spec.k),
     };
     let element = element_bytes(spec.format);
     let mut writer = Writer::new();

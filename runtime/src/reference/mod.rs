@@ -71,7 +71,7 @@ const VERSION: u32 = 1;
 /// Bytes of an activation, result or bias value.
 const fn element_bytes(format: Format) -> usize {
     match format {
-        Format::Bfp16 => 2,
+        Format::Bfp16 | Format::Bfp6s => 2,
         Format::F32 => 4,
     }
 }

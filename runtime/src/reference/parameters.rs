@@ -42,6 +42,7 @@ impl Parameters {
             match self.format {
                 Format::Bfp16 => 0,
                 Format::F32 => 1,
+                Format::Bfp6s => 2,
             },
             self.m as u32,
             match (self.kind, self.order) {

@@ -39,7 +39,7 @@ pub struct Identity {
     pub published_layers: usize,
     /// Format of the text weights.
     pub text: WeightFormat,
-    /// Format of the tower's weights, if there is one: `w8`, `bfp16x2` or `f32`.
+    /// Format of the tower's weights, if there is one: `w8`, `bfp16`, some of either, `bfp16x2` or `f32`.
     pub vision: Option<&'static str>,
     /// The kernels.
     pub kernels: KernelKind,
@@ -67,17 +67,23 @@ impl Identity {
             (true, false) => KernelKind::Reference,
             _ => KernelKind::Compiled,
         };
-        Self::from(&bundle.manifest, bundle.has_tensor("vis.patch.f"), kernels)
+        let factors = bundle.tensor_names().filter(|name| name.starts_with("vis.") && name.ends_with(".f")).count();
+        Self::from(&bundle.manifest, factors, kernels)
     }
 
-    fn from(manifest: &Manifest, factors: bool, kernels: KernelKind) -> Self {
+    /// `factors`: weights of the tower that have a factor a column.
+    fn from(manifest: &Manifest, factors: usize, kernels: KernelKind) -> Self {
         let text = &manifest.text;
         let widths = (text.hidden, text.intermediate, text.lin_value_heads);
         let size = SIZES.iter().find(|(_, d, i, heads, _)| (*d, *i, *heads) == widths);
-        let vision = manifest.vision.as_ref().map(|vision| match (vision.format, factors) {
-            (WeightFormat::F32, _) => "f32",
-            (_, true) => "w8",
-            (_, false) => "bfp16x2",
+        let two_parts = manifest.gemms.values().any(|gemm| gemm.key.starts_with("v_") && gemm.in_two_parts());
+        let vision = manifest.vision.as_ref().map(|vision| match factors {
+            _ if vision.format == WeightFormat::F32 => "f32",
+            _ if two_parts => "bfp16x2",
+            0 => "bfp16",
+            // The patch projection, four linears a block, two of the merger.
+            _ if factors >= 4 * vision.depth + 3 => "w8",
+            _ => "w8 and bfp16",
         });
         Self {
             model: size.map(|size| size.0),
@@ -89,15 +95,19 @@ impl Identity {
         }
     }
 
-    /// The published bundle that has this form, if there is one. That a bundle *is* it only the checksums that its
-    /// publisher gives can tell.
+    /// The published bundle that has this form, if there is one. That a bundle *is* it only its publisher's digests can
+    /// tell, which no format of ours holds; what a download has noted of them is in `Verification::origin`.
     #[must_use]
     pub fn published(&self) -> Option<&'static str> {
         let whole = self.model == Some("Qwen3.5-2B") && self.layers == self.published_layers;
         match (self.text, self.vision) {
             _ if !whole || self.kernels != KernelKind::Compiled => None,
-            (WeightFormat::Bfp16, Some(_)) => Some("the published Qwen3.5-2B bundle in bfp16"),
-            (WeightFormat::Bfp6s, Some(_)) => Some("the published Qwen3.5-2B bundle in bfp6s"),
+            (WeightFormat::Bfp16, Some("w8")) => {
+                Some("the published Qwen3.5-2B bundle in bfp16, and of the earlier one that is called bundle-w8")
+            }
+            (WeightFormat::Bfp6s, Some("w8")) => {
+                Some("the published Qwen3.5-2B bundle in bfp6s, the branch of that name")
+            }
             _ => None,
         }
     }
@@ -147,13 +157,16 @@ mod tests {
         assert_eq!(
             identity().to_string(),
             "Qwen3.5-2B, text in bfp6s, vision in w8, kernels compiled for an NPU; of the form of the published \
-             Qwen3.5-2B bundle in bfp6s"
+             Qwen3.5-2B bundle in bfp6s, the branch of that name"
         );
+        let nine = Identity { text: WeightFormat::Bfp16, ..identity() };
+        assert!(nine.published().is_some_and(|published| published.contains("bundle-w8")));
         for other in [
             Identity { kernels: KernelKind::Reference, ..identity() },
             Identity { kernels: KernelKind::Mixed, ..identity() },
             Identity { layers: 4, ..identity() },
             Identity { vision: None, ..identity() },
+            Identity { vision: Some("bfp16x2"), ..identity() },
             Identity { text: WeightFormat::F32, ..identity() },
             Identity { model: None, ..identity() },
             Identity { model: Some("Qwen3.5-9B"), ..identity() },

@@ -5,6 +5,7 @@
 //! behind when it breaks off.
 
 mod identity;
+mod origin;
 mod walk;
 
 use std::collections::BTreeSet;
@@ -15,8 +16,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 pub use identity::{Identity, KernelKind};
+pub use origin::Origin;
 
-use crate::bundle::{Bundle, BundleError, DType, Manifest};
+use crate::bundle::{Bundle, BundleError, DType, Manifest, OWN_FILES};
 use crate::chat::Tokenizer;
 use crate::checksums::{self, Checksums};
 use crate::files;
@@ -38,12 +40,12 @@ pub enum Problem {
         /// The file.
         file: String,
     },
-    /// A file that the bundle names is not there.
+    /// A file that the bundle names, or that every bundle has, is not there.
     Missing {
         /// The file.
         file: String,
-        /// What names it.
-        by: &'static str,
+        /// What names it; nothing for those that every bundle has.
+        by: Option<&'static str>,
     },
     /// A file has other contents than the checksums say.
     Changed {
@@ -102,7 +104,12 @@ impl fmt::Display for Problem {
                 }
             }
             Self::Unfinished { file } => write!(f, "{file}: left by a download that is not finished; download again"),
-            Self::Missing { file, by } => write!(f, "{file}: not there, but {by} names it; the download is not whole"),
+            Self::Missing { file, by: Some(by) } => {
+                write!(f, "{file}: not there, but {by} names it; the download is not whole")
+            }
+            Self::Missing { file, by: None } => {
+                write!(f, "{file}: not there, but every bundle has it; the download is not whole, or this is no bundle")
+            }
             Self::Changed { file, expected, found } => {
                 write!(f, "{file}: other contents than when it was written (SHA-256 {found}, listed {expected})")
             }
@@ -116,8 +123,15 @@ impl fmt::Display for Problem {
 /// What became of the checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sums {
-    /// The bundle has no `checksums.txt`.
+    /// The bundle has no `checksums.txt`, and its download has left no digests.
     Absent,
+    /// There is no list, but the download has noted the digests of this many files, and they were compared.
+    Downloaded {
+        /// Files, the missing ones too.
+        files: usize,
+        /// Bytes that were read.
+        bytes: u64,
+    },
     /// This many files were compared.
     Compared {
         /// Files, the missing ones too.
@@ -134,6 +148,8 @@ pub enum Sums {
 pub struct Verification {
     /// What kind of bundle it is, where it could be opened.
     pub identity: Option<Identity>,
+    /// What its download says of where it came from.
+    pub origin: Option<Origin>,
     /// The checksums.
     pub sums: Sums,
     /// Everything that is wrong.
@@ -176,8 +192,14 @@ pub fn verify(
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(not_a_bundle("there is nothing of that name")),
         Err(source) => return Err(BundleError::Io { action: "open", path: dir.to_owned(), source }),
     }
-    let mut found = Verification { identity: None, sums: Sums::Absent, problems: Vec::new(), unlisted: Vec::new() };
     let files = walk::files(dir);
+    let mut found = Verification {
+        identity: None,
+        origin: origin::of(dir, &files),
+        sums: Sums::Absent,
+        problems: Vec::new(),
+        unlisted: Vec::new(),
+    };
     for file in &files {
         if let Some(problem) = walk::download_problem(dir, file) {
             found.problems.push(problem);
@@ -186,6 +208,7 @@ pub fn verify(
     if !found.compare(dir, &files, progress) {
         return Ok(None);
     }
+    found.own_files(dir);
     found.named_by_the_manifest(dir, &files);
     match Bundle::open(dir) {
         Ok(bundle) => {
@@ -196,10 +219,15 @@ pub fn verify(
         }
         // Said above already, file by file.
         Err(BundleError::LfsPointer { .. }) => {}
+        Err(BundleError::NotABundle { .. }) if found.lacks_files() => {}
         Err(BundleError::Io { source, .. }) if source.kind() == ErrorKind::NotFound && !found.passed() => {}
         Err(error) => found.problems.push(Problem::Refused { what: error.to_string() }),
     }
     Ok(Some(found))
+}
+
+fn unreadable(file: &str, error: &std::io::Error) -> Problem {
+    Problem::Unreadable { file: file.to_owned(), what: format!("cannot be read: {error}") }
 }
 
 impl Verification {
@@ -210,13 +238,9 @@ impl Verification {
         files: &[String],
         progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> bool {
-        let unreadable = |file: &str, error: &std::io::Error| {
-            let what = format!("cannot be read: {error}");
-            Problem::Unreadable { file: file.to_owned(), what }
-        };
         let text = match files::read(&dir.join(checksums::FILE)) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) if error.kind() == ErrorKind::NotFound => return true,
+            Err(error) if error.kind() == ErrorKind::NotFound => return self.compare_with_download(dir, progress),
             Err(error) => {
                 self.sums = Sums::Unusable;
                 self.problems.push(unreadable(checksums::FILE, &error));
@@ -234,6 +258,30 @@ impl Verification {
                 return true;
             }
         };
+        let Some((count, done)) = self.digests(dir, &sums, progress) else { return false };
+        self.sums = Sums::Compared { files: count, bytes: done };
+        let listed = |file: &&String| *file == checksums::FILE || sums.has(file);
+        self.unlisted = files.iter().filter(|file| !listed(file)).cloned().collect();
+        true
+    }
+
+    /// As [`Verification::compare`], with what the download has noted.
+    fn compare_with_download(&mut self, dir: &Path, progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>) -> bool {
+        let sums = self.origin.as_ref().map(|origin| origin.sums.clone()).unwrap_or_default();
+        if sums.iter().next().is_some() {
+            let Some((files, bytes)) = self.digests(dir, &sums, progress) else { return false };
+            self.sums = Sums::Downloaded { files, bytes };
+        }
+        true
+    }
+
+    /// Compares the files with digests; how many files and bytes, or nothing when it was broken off.
+    fn digests(
+        &mut self,
+        dir: &Path,
+        sums: &Checksums,
+        progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Option<(usize, u64)> {
         let size = |name: &str| fs::metadata(dir.join(name)).map_or(0, |meta| meta.len());
         let total = sums.iter().map(|(name, _)| size(name)).sum();
         let (mut done, mut count) = (0, 0);
@@ -245,7 +293,7 @@ impl Verification {
             let file = match files::open(&dir.join(name)) {
                 Ok(file) => file,
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    self.problems.push(Problem::Missing { file: name.to_owned(), by: checksums::FILE });
+                    self.problems.push(Problem::Missing { file: name.to_owned(), by: Some(checksums::FILE) });
                     continue;
                 }
                 Err(error) => {
@@ -264,14 +312,28 @@ impl Verification {
                     expected: checksums::hex(expected),
                     found: checksums::hex(&digest),
                 }),
-                Ok(None) => return false,
+                Ok(None) => return None,
                 Err(error) => self.problems.push(unreadable(name, &error)),
             }
         }
-        self.sums = Sums::Compared { files: count, bytes: done };
-        let listed = |file: &&String| *file == checksums::FILE || sums.has(file);
-        self.unlisted = files.iter().filter(|file| !listed(file)).cloned().collect();
-        true
+        Some((count, done))
+    }
+
+    fn lacks_files(&self) -> bool {
+        self.problems.iter().any(|problem| matches!(problem, Problem::Missing { .. }))
+    }
+
+    fn misses(&self, name: &str) -> bool {
+        self.problems.iter().any(|problem| matches!(problem, Problem::Missing { file, .. } if file == name))
+    }
+
+    /// Notes which of the files that every bundle has are not there, all of them where loading would stop at the first.
+    fn own_files(&mut self, dir: &Path) {
+        for name in OWN_FILES.into_iter().filter(|name| !dir.join(name).exists()) {
+            if !self.misses(name) {
+                self.problems.push(Problem::Missing { file: name.to_owned(), by: None });
+            }
+        }
     }
 
     /// Notes the kernels that are not there, all of them where loading would stop at the first.
@@ -283,9 +345,8 @@ impl Verification {
         let streams = streams.chain(manifest.gemvs.values().map(|gemv| &gemv.insts));
         let named: BTreeSet<&String> = manifest.xclbins.values().map(|xclbin| &xclbin.path).chain(streams).collect();
         for name in named.into_iter().filter(|name| files.binary_search(name).is_err() && !dir.join(name).exists()) {
-            let missing = |problem: &Problem| matches!(problem, Problem::Missing { file, .. } if file == name);
-            if !self.problems.iter().any(missing) {
-                self.problems.push(Problem::Missing { file: name.clone(), by: "manifest.txt" });
+            if !self.misses(name) {
+                self.problems.push(Problem::Missing { file: name.clone(), by: Some("manifest.txt") });
             }
         }
     }
@@ -294,7 +355,6 @@ impl Verification {
         self.problems.iter().any(|problem| matches!(problem, Problem::Pointer { file, .. } if file == name))
     }
 
-    /// The tokenizer and its test cases.
     /// The array's configurations hold checksums of their own, which loading leaves to the firmware.
     fn images(&mut self, bundle: &Bundle) {
         for (key, record) in &bundle.manifest.xclbins {
@@ -306,6 +366,7 @@ impl Verification {
         }
     }
 
+    /// The tokenizer and its test cases.
     fn tokenizer(&mut self, bundle: &Bundle) {
         let mut refuse = |what: String| self.problems.push(Problem::Refused { what });
         let tokenizer = match bundle.tokenizer_json() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Checkpoint, Shape, Weights};
 use half::bf16;
-use host_ops::pack::{BStream, Format, Rows};
+use host_ops::pack::{BStream, Rows};
 use runtime::bundle::{Bundle, DType, GemmRecord, LayerKind, WeightFormat};
 use runtime::export::{ExportError, ExportOptions, Summary, VisionExport, export};
 
@@ -24,22 +24,27 @@ fn options(checkpoint: &Checkpoint, name: &str) -> ExportOptions {
 
 /// A packed tensor decoded to `[n, k]`, and its biases.
 fn unpacked(bundle: &Bundle, name: &str, gemm: &GemmRecord) -> (Vec<f32>, Vec<f32>) {
-    let format = if gemm.format == WeightFormat::F32 { Format::F32 } else { Format::Bfp16 };
-    let layout = BStream::new(format, gemm.k, gemm.n, gemm.bias).unwrap();
+    let layout = BStream::new(gemm.format.packing(), gemm.k, gemm.n, gemm.bias).unwrap();
     let bytes = bundle.tensor(name).unwrap().bytes;
     let bias = if gemm.bias { layout.unpack_bias(bytes).unwrap() } else { vec![0.0; gemm.n] };
     (layout.unpack(bytes).unwrap(), bias)
 }
 
-/// Asserts that `[n, k]` decoded values are the wanted ones, within half a step of an eight-value block.
+/// Asserts that `[n, k]` decoded values are the wanted ones, within half a step of an eight-value block, or a step of a
+/// sixteen-value one: its best encoding may cut the largest value.
 #[track_caller]
-fn close(found: &[f32], wanted: &[f32], k: usize, exact: bool, what: &str) {
+fn close(found: &[f32], wanted: &[f32], k: usize, format: WeightFormat, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
-    for (index, (found, wanted)) in found.chunks(8).zip(wanted.chunks(8)).enumerate() {
+    let block = if format == WeightFormat::Bfp6s { 16 } else { 8 };
+    for (index, (found, wanted)) in found.chunks(block).zip(wanted.chunks(block)).enumerate() {
         let largest = wanted.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-        let limit = if exact { 0.0 } else { largest / 127.0 };
+        let limit = match format {
+            WeightFormat::F32 => 0.0,
+            WeightFormat::Bfp16 => largest / 127.0,
+            WeightFormat::Bfp6s => largest / 16.0,
+        };
         for (found, wanted) in found.iter().zip(wanted) {
-            let at = (index * 8 / k, index * 8 % k);
+            let at = (index * block / k, index * block % k);
             assert!((found - wanted).abs() <= limit, "{what} at {at:?}: {found} instead of {wanted}");
         }
     }
@@ -56,14 +61,14 @@ fn padded(rows: &[f32], columns: usize, n: usize, k: usize, from: usize) -> Vec<
 }
 
 /// Every tensor of an exported bundle against the checkpoint's weights.
-fn compare(bundle: &Bundle, weights: &Weights, shape: &Shape, exact: bool) {
+fn compare(bundle: &Bundle, weights: &Weights, shape: &Shape, format: WeightFormat) {
     let (text, gemms) = (&bundle.manifest.text, &bundle.manifest.gemms);
     let lm = |name: &str| weights.values(&format!("model.language_model.{name}"));
     let (d, i) = (shape.hidden, shape.intermediate);
     let check = |name: String, key: &str, rows: &[f32], columns: usize, from: usize| {
         let gemm = &gemms[key];
         let (found, bias) = unpacked(bundle, &name, gemm);
-        close(&found, &padded(rows, columns, gemm.n, gemm.k, from), gemm.k, exact, &name);
+        close(&found, &padded(rows, columns, gemm.n, gemm.k, from), gemm.k, format, &name);
         assert!(bias.iter().all(|bias| *bias == 0.0), "{name}");
     };
     for (index, kind) in shape.layers.iter().enumerate() {
@@ -105,16 +110,16 @@ fn compare(bundle: &Bundle, weights: &Weights, shape: &Shape, exact: bool) {
     if !shape.tied {
         matrices.push(("embed", embedding));
     }
-    let format = if exact { Format::F32 } else { Format::Bfp16 };
-    let layout = Rows::new(format, text.head_rows, d).unwrap();
+    assert_eq!(text.format, format);
+    let layout = Rows::new(format.packing(), text.head_rows, d).unwrap();
     for (name, matrix) in matrices {
         let mut found = Vec::new();
         for part in 0..text.head_parts {
             found.extend(layout.unpack(bundle.tensor(&format!("{name}{part}")).unwrap().bytes).unwrap());
         }
-        close(&found, &padded(&matrix, d, text.head_rows * text.head_parts, d, 0), d, exact, name);
+        close(&found, &padded(&matrix, d, text.head_rows * text.head_parts, d, 0), d, format, name);
     }
-    compare_tower(bundle, weights, shape, exact);
+    compare_tower(bundle, weights, shape, format == WeightFormat::F32);
 }
 
 fn compare_tower(bundle: &Bundle, weights: &Weights, shape: &Shape, exact: bool) {
@@ -191,7 +196,7 @@ fn every_weight_arrives_in_f32() {
         let bundle = Bundle::open(&options.out).unwrap();
         let slices = bundle.manifest.vision.as_ref().unwrap().fc2_slices;
         assert_eq!(slices, shape.vision.unwrap().intermediate.div_ceil(512));
-        compare(&bundle, &checkpoint.weights, &shape, true);
+        compare(&bundle, &checkpoint.weights, &shape, WeightFormat::F32);
     }
 }
 
@@ -204,7 +209,7 @@ fn every_weight_arrives_in_blocks_and_eight_bits() {
         assert_eq!(summary.out, options.out);
         assert_eq!(summary.bytes, fs::metadata(options.out.join("tensors.bin")).unwrap().len());
         let bundle = Bundle::open(&options.out).unwrap();
-        compare(&bundle, &checkpoint.weights, &shape, false);
+        compare(&bundle, &checkpoint.weights, &shape, WeightFormat::Bfp16);
         assert!(bundle.manifest.vision.is_some());
         let index = fs::read_to_string(options.out.join("tensors.txt")).unwrap();
         assert_eq!(index.lines().count(), summary.tensors);
@@ -216,9 +221,35 @@ fn every_weight_arrives_in_blocks_and_eight_bits() {
 }
 
 #[test]
+fn every_weight_arrives_in_six_bits() {
+    for shape in [Shape::light(), Shape::grouped()] {
+        let checkpoint = Checkpoint::new("bfp6s", &shape);
+        let mut options = options(&checkpoint, "bundle");
+        options.format = WeightFormat::Bfp6s;
+        run(&options).unwrap();
+        let bundle = Bundle::open(&options.out).unwrap();
+        compare(&bundle, &checkpoint.weights, &shape, WeightFormat::Bfp6s);
+        // The tower's stay as they are.
+        assert!(bundle.manifest.gemms.values().all(|gemm| {
+            gemm.format == if gemm.key.starts_with("v_") { WeightFormat::Bfp16 } else { WeightFormat::Bfp6s }
+        }));
+        assert!(bundle.manifest.gemvs.values().all(|gemv| gemv.format == WeightFormat::Bfp6s));
+        let lin = &bundle.manifest.gemms["lin"];
+        assert_eq!(bundle.tensor_bytes("l0.g.in"), Some(lin.k * lin.n / 16 * 13));
+    }
+}
+
+#[test]
 fn any_number_of_threads_writes_the_same_bytes() {
+    for format in [WeightFormat::Bfp16, WeightFormat::Bfp6s] {
+        same_bytes(format);
+    }
+}
+
+fn same_bytes(format: WeightFormat) {
     let checkpoint = Checkpoint::new("threads", &Shape::light());
     let mut options = options(&checkpoint, "one");
+    options.format = format;
     run(&options).unwrap();
     let one = fs::read(options.out.join("tensors.bin")).unwrap();
     options.out = checkpoint.folder.join("three");

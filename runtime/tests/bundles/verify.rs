@@ -57,10 +57,7 @@ fn good_and_broken_bundles() {
     says(&with(&bundle, "tensors.bin", Some(&weights)), &["changed: tensors.bin: other contents than when"]);
     // Half a download, in the ways that downloads end.
     says(&with(&bundle, "tensors.bin", Some(&half)), &["changed: tensors.bin", "but tensors.bin has"]);
-    says(
-        &with(&bundle, "tensors.bin", None),
-        &["missing: tensors.bin: not there, but checksums.txt", "no tensors.bin"],
-    );
+    says(&with(&bundle, "tensors.bin", None), &["missing: tensors.bin: not there, but checksums.txt names it"]);
     says(&with(&bundle, "kernels/gemv_o.insts.bin", None), &["missing: kernels/gemv_o.insts.bin: not there"]);
     fs::write(bundle.join("tensors.bin.incomplete"), b"x").unwrap();
     let unfinished = look(&bundle);
@@ -90,6 +87,10 @@ fn good_and_broken_bundles() {
     let found = look(&bundle);
     assert!(found.passed(), "{found:#?}");
     assert_eq!(found.sums, Sums::Absent);
+    for name in runtime::bundle::OWN_FILES {
+        let expected = format!("missing: {name}: not there, but every bundle has it");
+        says(&with(&bundle, name, None), &[&expected]);
+    }
     let missing = with(&bundle, "kernels/gemv_o.insts.bin", None);
     says(&missing, &["missing: kernels/gemv_o.insts.bin: not there, but manifest.txt names it"]);
     says(&with(&bundle, "tensors.bin", Some(&half)), &["refused: tensors.txt"]);
@@ -118,4 +119,68 @@ fn good_and_broken_bundles() {
 fn a_verification_that_is_broken_off() {
     let (_checkpoint, bundle) = good("verification-broken-off");
     assert!(verify(&bundle, &mut |_| ControlFlow::Break(())).unwrap().is_none());
+}
+
+/// A word of the image table, which its checksum covers.
+#[test]
+fn a_damaged_pdi_is_told() {
+    let (_checkpoint, bundle) = good("damaged-pdi");
+    fs::remove_file(bundle.join("checksums.txt")).unwrap();
+    let container = fs::read(bundle.join("kernels/gemm.xclbin")).unwrap();
+    let start = [0xdd, 0, 0, 0, 0x44, 0x33, 0x22, 0x11];
+    let image = container.windows(8).position(|bytes| bytes == start).unwrap();
+    let mut damaged = container.clone();
+    damaged[image + 0x60] ^= 1;
+    says(&with(&bundle, "kernels/gemm.xclbin", Some(&damaged)), &["refused: kernels/gemm.xclbin: damaged PDI: byte 140: checksum"]);
+}
+
+/// Revision and digests of the two places where Hugging Face's client leaves them.
+#[test]
+fn a_download_is_held_against_what_it_noted() {
+    let (checkpoint, bundle) = good("downloaded");
+    let sums = fs::read_to_string(bundle.join("checksums.txt")).unwrap();
+    fs::remove_file(bundle.join("checksums.txt")).unwrap();
+    let revision = "0123456789abcdef0123456789abcdef01234567";
+    let digest = |name: &str| sums.lines().find(|line| line.ends_with(name)).unwrap()[..64].to_owned();
+
+    // The cache: a folder called after the revision, links to blobs called after their digests.
+    let cache = checkpoint.folder.join("cache");
+    let snapshot = cache.join("snapshots").join(revision);
+    fs::create_dir_all(snapshot.join("kernels")).unwrap();
+    fs::create_dir_all(cache.join("blobs")).unwrap();
+    for line in sums.lines() {
+        let (digest, name) = line.split_once("  ").unwrap();
+        let blob = cache.join("blobs").join(digest);
+        fs::copy(bundle.join(name), &blob).unwrap();
+        std::os::unix::fs::symlink(blob, snapshot.join(name)).unwrap();
+    }
+    let found = look(&snapshot);
+    assert!(found.passed(), "{found:#?}");
+    assert_eq!(found.origin.unwrap().revision, revision);
+    assert!(matches!(found.sums, Sums::Downloaded { files, .. } if files == sums.lines().count()));
+    let weights = cache.join("blobs").join(digest("tensors.bin"));
+    let mut bytes = fs::read(&weights).unwrap();
+    bytes[4711] ^= 1;
+    fs::write(&weights, &bytes).unwrap();
+    let found = look(&snapshot);
+    assert!(matches!(&found.problems[..], [Problem::Changed { file, .. }] if file == "tensors.bin"), "{found:#?}");
+
+    // A folder of the user's: a note for each file. The digest of a small one is of another kind.
+    let notes = bundle.join(".cache/huggingface/download");
+    fs::create_dir_all(&notes).unwrap();
+    let note = |name: &str, revision: &str, digest: &str| {
+        fs::write(notes.join(format!("{name}.metadata")), format!("{revision}\n{digest}\n1764500000.5\n")).unwrap();
+    };
+    note("tensors.bin", revision, &digest("tensors.bin"));
+    note("manifest.txt", revision, revision);
+    let found = look(&bundle);
+    assert!(found.passed(), "{found:#?}");
+    assert!(matches!(found.sums, Sums::Downloaded { files: 1, .. }));
+    assert_eq!(found.origin.unwrap().revision, revision);
+    fs::write(bundle.join("tensors.bin"), &bytes).unwrap();
+    assert!(matches!(&look(&bundle).problems[..], [Problem::Changed { file, .. }] if file == "tensors.bin"));
+    // Files of two revisions are of none.
+    note("manifest.txt", &revision.replace('0', "f"), revision);
+    let found = look(&bundle);
+    assert_eq!((found.origin, found.sums), (None, Sums::Absent));
 }

@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use driver_tests::forward::Forward;
 use npu_model::{Config, Model};
-use runtime::bundle::{Bundle, WeightFormat};
+use runtime::bundle::{Bundle, RefRecord, WeightFormat};
 use runtime::check::{self, Report};
 use runtime::export::{ExportOptions, export};
+use runtime::image::Rgb;
 use runtime::model::{Input, LayerState, Tap};
 use runtime::npu::Npu;
 use runtime::{Chat, LoadOptions, Turn};
@@ -89,6 +91,91 @@ fn bfp16_bundles_pass_the_references() {
     }
 }
 
+/// Six bits a weight change what such a model says: it is held against a float run on the weights that the bundle holds.
+#[test]
+#[ignore = "needs QWEN35_ORACLE, a folder of reference runs"]
+fn bfp6s_bundles_agree_with_a_float_run_on_their_weights() {
+    let oracle = oracle();
+    for model in MODELS {
+        let scratch = Scratch::new(&format!("bfp6s-{model}"));
+        let (mut chat, _device) = load(&oracle, model, WeightFormat::Bfp6s, &scratch);
+        let (mut steps, mut equal, mut largest, mut flips) = (0, 0, 0.0_f32, Vec::new());
+        for record in chat.model().bundle().manifest.refs.clone() {
+            let found = forced(&mut chat, &record);
+            let expected = float_run(chat.model().bundle(), &record);
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                let chosen = [found, expected].map(|logits| host_ops::sample::argmax(logits).unwrap());
+                let best = expected[chosen[1]];
+                let second = expected.iter().enumerate().filter(|(i, _)| *i != chosen[1]);
+                let second = second.fold(f32::NEG_INFINITY, |most, (_, logit)| most.max(*logit));
+                if chosen[0] == chosen[1] {
+                    equal += 1
+                } else {
+                    flips.push(best - second)
+                }
+                largest = largest.max(largest_difference(found, expected));
+                steps += 1;
+            }
+        }
+        println!(
+            "{model} in bfp6s: {equal} of {steps} top-1, max |dlogit| {largest:.3}, margins of the others {flips:.3?}"
+        );
+        assert_eq!(steps, 12 * 24);
+        assert!(flips.iter().all(|margin| *margin < 0.5), "{flips:?}");
+    }
+}
+
+/// Logits of the NPU after the prompt and after each token of a reference run but the last.
+fn forced(chat: &mut Chat, record: &RefRecord) -> Vec<Vec<f32>> {
+    let images = pictures(chat, record);
+    let turn = Turn {
+        system: record.system.as_deref(),
+        images: &images,
+        text: &record.prompt,
+        thinking: record.thinking,
+        max_new: 1,
+    };
+    let prompt = chat.prompt(&turn, &mut |_| ControlFlow::Continue(())).unwrap().unwrap();
+    let tokens = chat.model().bundle().i32s(&record.tensor("tokens")).unwrap().to_vec();
+    let model = chat.model_mut();
+    model.reset();
+    let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &prompt.vision };
+    model.prefill(&input, &mut |_| ControlFlow::Continue(())).unwrap();
+    let mut all = vec![model.logits().unwrap().to_vec()];
+    for token in &tokens[..tokens.len() - 1] {
+        all.push(model.decode(*token as u32).unwrap().to_vec());
+    }
+    all
+}
+
+/// The same from the plain forward, tower included.
+fn float_run(bundle: &Bundle, record: &RefRecord) -> Vec<Vec<f32>> {
+    let forward = Forward::new(bundle);
+    let ints = |what: &str| bundle.i32s(&record.tensor(what)).unwrap().to_vec();
+    let mut vision = Vec::new();
+    for image in 0..record.images {
+        let grid = bundle.i32s(&record.image_tensor("grid", image)).unwrap();
+        let patches = bundle.f32s(&record.image_tensor("patches", image)).unwrap();
+        vision.extend(forward.tower(patches, [grid[0] as usize, grid[1] as usize]).unwrap());
+    }
+    let (ids, tokens, next) = (ints("ids"), ints("tokens"), ints("next_pos")[0] as u32);
+    let at = ints("positions");
+    let mut positions: Vec<[u32; 3]> = at.chunks(3).map(|at| [at[0], at[1], at[2]].map(|p| p as u32)).collect();
+    positions.extend((0..tokens.len() as u32 - 1).map(|step| [next + step; 3]));
+    let all: Vec<u32> = ids.iter().chain(&tokens[..tokens.len() - 1]).map(|id| *id as u32).collect();
+    forward.logits(&all, &positions, &vision, ids.len() - 1).unwrap()
+}
+
+/// The pictures of a reference run.
+fn pictures(chat: &Chat, record: &RefRecord) -> Vec<Rgb> {
+    let picture = |i| {
+        let tensor = chat.model().bundle().tensor(&record.image_tensor("rgb", i)).unwrap();
+        Rgb { width: tensor.shape[1], height: tensor.shape[0], data: tensor.bytes.to_vec() }
+    };
+    (0..record.images).map(picture).collect()
+}
+
 /// With the device's arithmetic in f32 nothing is left but the order of sums.
 #[test]
 #[ignore = "needs QWEN35_ORACLE, a folder of reference runs"]
@@ -112,12 +199,7 @@ fn f32_bundles_give_the_reference_logits() {
 fn first_logits(chat: &mut Chat, folder: &Path) {
     for name in ["long_plain", "system", "two_images"] {
         let record = chat.model().bundle().manifest.refs.iter().find(|r| r.name == name).unwrap().clone();
-        let images: Vec<_> = (0..record.images)
-            .map(|i| {
-                let tensor = chat.model().bundle().tensor(&record.image_tensor("rgb", i)).unwrap();
-                runtime::image::Rgb { width: tensor.shape[1], height: tensor.shape[0], data: tensor.bytes.to_vec() }
-            })
-            .collect();
+        let images = pictures(chat, &record);
         let turn = Turn {
             system: record.system.as_deref(),
             images: &images,

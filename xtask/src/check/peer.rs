@@ -49,6 +49,7 @@ pub(super) fn run(root: &Path) -> Outcome {
         }
     };
     count("requests", requests(&peer, &folder));
+    count("check in bfp6s", check_in_six_bits(&peer, &folder));
     match std::env::var_os("QWEN35_ORACLE") {
         Some(oracle) => count("check", check(&peer, &folder, Path::new(&oracle))),
         None => {
@@ -145,8 +146,18 @@ fn check(peer: &Path, folder: &Path, oracle: &Path) -> Result<String, String> {
         ..ExportOptions::new(model.join("checkpoint"), out.clone())
     };
     export(&options, &mut |_| std::ops::ControlFlow::Continue(())).map_err(|error| error.to_string())?;
+    checked(peer, &out)
+}
+
+/// The same of six bits a weight, which change what a model says: the answers are those of a float run on the weights
+/// that the bundle holds.
+fn check_in_six_bits(peer: &Path, folder: &Path) -> Result<String, String> {
+    checked(peer, &tiny::six_bit_bundle(&folder.join("six-bits"))?)
+}
+
+fn checked(peer: &Path, bundle: &Path) -> Result<String, String> {
     let supervisor = Supervisor::new(Config::default(), NODE).map_err(|error| error.to_string())?;
-    let said = supervised(&supervisor, peer, &["check".into(), out.into()])?;
+    let said = supervised(&supervisor, peer, &["check".into(), bundle.into()])?;
     let verdict = said.lines().last().unwrap_or("").to_owned();
     crate::print(&said);
     if verdict == "PASS" { Ok(verdict) } else { Err(format!("the last line is {verdict:?}")) }

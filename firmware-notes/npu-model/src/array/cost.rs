@@ -6,7 +6,7 @@ use super::kernel::{BARRIER, GemmJob, GemvJob, Job, Kernel, Kind, PARAMETER_ADDR
 use super::run::{CORE_ROW, Place};
 use super::shim::COLUMNS;
 use super::txn::Op;
-use super::{Array, Contract, Epilogue, Fault, contract_of, each, opaque};
+use super::{Array, Contract, Epilogue, Fault, Format, contract_of, each, opaque};
 use crate::timing::Cost;
 
 impl Array {
@@ -108,29 +108,24 @@ fn of_job(job: &Job) -> Cost {
     match job {
         Job::Gemm(GemmJob { rows, k, n, epilogue, bias, streamed, format }) => {
             let passes = if *streamed { rows / 256 } else { 1 };
-            let block = format.block_bytes();
-            gemm([*rows, *k, *n], *epilogue, *bias, passes, block, element_bytes(*format))
+            gemm([*rows, *k, *n], *epilogue, *bias, passes, *format)
         }
-        Job::Gemv(GemvJob { shares, k, bias, format, .. }) => {
-            gemv([shares.iter().sum(), *k], *bias, format.block_bytes(), element_bytes(*format))
-        }
+        Job::Gemv(GemvJob { shares, k, bias, format, .. }) => gemv([shares.iter().sum(), *k], *bias, *format),
     }
 }
 
 fn of_contract(contract: &Contract) -> Cost {
     match contract {
-        Contract::Gemm(c) => {
-            let block = c.format.block_bytes();
-            gemm([c.m * c.chunks, c.k, c.n], c.epilogue, c.bias, 1, block, element_bytes(c.format))
-        }
-        Contract::Gemv(c) => gemv([c.m, c.k], c.bias, c.format.block_bytes(), element_bytes(c.format)),
+        Contract::Gemm(c) => gemm([c.m * c.chunks, c.k, c.n], c.epilogue, c.bias, 1, c.format),
+        Contract::Gemv(c) => gemv([c.m, c.k], c.bias, c.format),
     }
 }
 
 /// A once, B `passes` times, C once.
-fn gemm([rows, k, n]: [usize; 3], epilogue: Epilogue, bias: bool, passes: usize, block: usize, element: usize) -> Cost {
+fn gemm([rows, k, n]: [usize; 3], epilogue: Epilogue, bias: bool, passes: usize, format: Format) -> Cost {
+    let element = element_bytes(format);
     let results = if epilogue == Epilogue::PairedSwiglu { n / 2 } else { n };
-    let weights = (k + if bias { 128 } else { 0 }) * n / 8 * block;
+    let weights = format.bytes((k + if bias { 128 } else { 0 }) * n);
     let written = (rows * results * element) as u64;
     Cost {
         bytes: (rows * k * element + passes * weights) as u64 + written,
@@ -140,8 +135,9 @@ fn gemm([rows, k, n]: [usize; 3], epilogue: Epilogue, bias: bool, passes: usize,
     }
 }
 
-fn gemv([m, k]: [usize; 2], bias: bool, block: usize, element: usize) -> Cost {
-    let weights = m * (k + if bias { 128 } else { 0 }) / 8 * block;
+fn gemv([m, k]: [usize; 2], bias: bool, format: Format) -> Cost {
+    let element = element_bytes(format);
+    let weights = format.bytes(m * (k + if bias { 128 } else { 0 }));
     let written = (m * element) as u64;
     Cost { bytes: (k * element + weights) as u64 + written, operations: 2 * (m * k) as u64, written, element }
 }

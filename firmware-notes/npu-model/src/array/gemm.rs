@@ -88,8 +88,8 @@ impl Gemm {
         let blocks = n / BLOCK;
         let active = (blocks - self.sweep * COLUMNS).min(COLUMNS);
         let words = |elements: usize| (elements * element_bytes(format) / 4) as u64;
-        let bias_bytes = if bias { 128 * BLOCK / 8 * format.block_bytes() } else { 0 };
-        let block_bytes = k * BLOCK / 8 * format.block_bytes();
+        let bias_bytes = if bias { format.bytes(128 * BLOCK) } else { 0 };
+        let block_bytes = format.bytes(k * BLOCK);
         let fresh = streamed || self.chunk == 0;
 
         let a_words = words(CORE_ROWS * k);

@@ -62,8 +62,8 @@ impl Gemv {
     fn weight_bytes(&self, results: usize) -> usize {
         let GemvJob { k, order, bias, format, .. } = self.job;
         match order {
-            Order::Stream => results * (k + if bias { 128 } else { 0 }) / 8 * format.block_bytes(),
-            Order::Rows => results * k / 8 * format.block_bytes(),
+            Order::Stream => format.bytes(results * (k + if bias { 128 } else { 0 })),
+            Order::Rows => format.bytes(results * k),
         }
     }
 
@@ -120,7 +120,7 @@ impl Gemv {
             x.values.resize(k, 0.0);
             read(memory, &x.pieces, 0, raw)?;
             load(format, raw, &mut x.values);
-            if format == Format::Bfp16 {
+            if format != Format::F32 {
                 gemm::split(&mut x.values);
             }
         }
@@ -175,8 +175,8 @@ impl Gemv {
                 gemm::gemv_rows(format, packed, x, &mut y[..count]);
             })?,
             Order::Stream => {
-                let bias_bytes = if bias { 128 * BLOCK / 8 * format.block_bytes() } else { 0 };
-                let weights = k * BLOCK / 8 * format.block_bytes();
+                let bias_bytes = if bias { format.bytes(128 * BLOCK) } else { 0 };
+                let weights = format.bytes(k * BLOCK);
                 whole(memory, w, start + bias_bytes as u64, weights, |packed| {
                     gemm::gemv_block(format, packed, x, &mut y);
                 })?;

@@ -70,7 +70,7 @@ fn marker(pdi: &[u8]) -> Option<[u32; 2]> {
 /// Bytes of an activation, result or bias value.
 pub(super) const fn element_bytes(format: Format) -> usize {
     match format {
-        Format::Bfp16 => 2,
+        Format::Bfp16 | Format::Bfp6s => 2,
         Format::F32 => 4,
     }
 }
@@ -149,6 +149,7 @@ pub(super) fn job(kind: Kind, cores: &[[Option<[u32; PARAMETERS]>; 4]; 8]) -> Re
     let format = match format {
         0 => Format::Bfp16,
         1 => Format::F32,
+        2 => Format::Bfp6s,
         other => return Err(format!("unknown number format {other}")),
     };
     let (m, k) = (m as usize, k as usize);
@@ -256,7 +257,7 @@ mod tests {
         assert!(matches!(job(Kind::Gemm, &all(good)), Ok(Job::Gemm(GemmJob { streamed: true, bias: true, .. }))));
         let wrong = [
             (0, 0),
-            (1, 2),
+            (1, 3),
             (2, 0),
             (2, 128),
             (2, 1 << 21),

@@ -5,7 +5,7 @@ use super::Format;
 /// Reads values; `raw` has exactly the bytes of `out`.
 pub(super) fn load(format: Format, raw: &[u8], out: &mut [f32]) {
     match format {
-        Format::Bfp16 => {
+        Format::Bfp16 | Format::Bfp6s => {
             for (raw, out) in raw.as_chunks::<2>().0.iter().zip(out) {
                 *out = f32::from_bits(u32::from(u16::from_le_bytes(*raw)) << 16);
             }
@@ -21,7 +21,7 @@ pub(super) fn load(format: Format, raw: &[u8], out: &mut [f32]) {
 /// Writes values, bf16 rounded to the nearest, ties to even; `raw` has exactly the bytes of `values`.
 pub(super) fn store(format: Format, values: &[f32], raw: &mut [u8]) {
     match format {
-        Format::Bfp16 => {
+        Format::Bfp16 | Format::Bfp6s => {
             for (value, raw) in values.iter().zip(raw.as_chunks_mut().0) {
                 *raw = round(*value).to_le_bytes();
             }

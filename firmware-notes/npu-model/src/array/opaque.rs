@@ -82,7 +82,7 @@ fn gemm(contract: &GemmContract, args: [u64; 3], lanes: &mut Lanes) -> Result<Ge
         return Err(format!("contract with row strides {lda} and {c_stride} for K = {k}, N = {n}"));
     }
     let words = |elements: usize| elements as u64 * element / 4;
-    let column_block = ((k + if bias { 128 } else { 0 }) * 8 * format.block_bytes()) as u64;
+    let column_block = format.bytes((k + if bias { 128 } else { 0 }) * 64) as u64;
     let (blocks, units) = (n / 64, rows as u64 / 256);
     for row in 0..4 {
         let walk = Walk {
@@ -126,7 +126,7 @@ fn gemv(contract: &GemvContract, args: [u64; 3], lanes: &mut Lanes) -> Result<Ge
         return Err("contract with bias chunks in row order".to_owned());
     }
     let blocks = m.div_ceil(64);
-    let weight_bytes = |results: usize| results * (k + if bias { 128 } else { 0 }) / 8 * format.block_bytes();
+    let weight_bytes = |results: usize| format.bytes(results * (k + if bias { 128 } else { 0 }));
     let mut shares = [0; COLUMNS];
     let mut start = 0;
     for (column, share) in shares.iter_mut().enumerate() {
