@@ -145,7 +145,7 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
                     fresh = text.ends_with('\n');
                     failed = answer(text).err();
                 }
-                Event::Silent(_) => {}
+                _ => {}
             }
             if interrupt.asked() || failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
@@ -164,6 +164,7 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
         Stop::Budget => note(&format_args!("the answer was cut at {} tokens (--max-new)", outcome.tokens.len())),
         Stop::Context => note(&format_args!("the answer was cut: the context is full (--max-ctx)")),
         Stop::Cancelled => return Err(CliError::Interrupted),
+        other => note(&format_args!("the answer ended: {other:?}")),
     }
     if talk.run.timing {
         table(&timing(&outcome, turn.images.len(), loaded, start.elapsed().as_secs_f64()));

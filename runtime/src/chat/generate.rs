@@ -1,13 +1,13 @@
-//! Greedy generation: one token after the other until something ends it.
-
-use std::ops::ControlFlow;
+//! Generation: one token after the other until something ends it.
 
 use super::options::Stop;
 
 /// Tokens that are chosen one at a time.
-pub(super) trait Decoder {
+pub(super) trait Speaker {
     /// Its failures.
     type Error;
+    /// Takes a token into the answer; gives why it ends with it, if it does.
+    fn take(&mut self, token: u32) -> Option<Stop>;
     /// Appends a token and says which one comes next.
     fn next(&mut self, token: u32) -> Result<u32, Self::Error>;
 }
@@ -23,14 +23,9 @@ pub(super) struct Limits<'a> {
     pub(super) room: usize,
 }
 
-/// Runs from the first token, which the prompt's logits chose, and hands each token of the answer to `emit`. The token
-/// that ends an answer is not part of it. A token is decoded only where another one may follow it.
-pub(super) fn generate<D: Decoder>(
-    decoder: &mut D,
-    first: u32,
-    limits: &Limits<'_>,
-    emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
-) -> Result<Stop, D::Error> {
+/// Runs from the first token, which the prompt's logits chose. The token that ends an answer is not part of it. A token is
+/// appended only where another one may follow it.
+pub(super) fn generate<S: Speaker>(speaker: &mut S, first: u32, limits: &Limits<'_>) -> Result<Stop, S::Error> {
     let budget = limits.max_new.min(limits.room);
     let mut token = first;
     for count in 1.. {
@@ -40,13 +35,13 @@ pub(super) fn generate<D: Decoder>(
         if count > budget {
             break;
         }
-        if emit(token).is_break() {
-            return Ok(Stop::Cancelled);
+        if let Some(stop) = speaker.take(token) {
+            return Ok(stop);
         }
         if count == budget {
             break;
         }
-        token = decoder.next(token)?;
+        token = speaker.next(token)?;
     }
     Ok(if limits.max_new <= limits.room { Stop::Budget } else { Stop::Context })
 }
@@ -57,11 +52,17 @@ mod tests {
 
     /// Counts up.
     struct Counting {
+        tokens: Vec<u32>,
+        cancel_at: Option<u32>,
         decoded: usize,
     }
 
-    impl Decoder for Counting {
+    impl Speaker for Counting {
         type Error = std::convert::Infallible;
+        fn take(&mut self, token: u32) -> Option<Stop> {
+            self.tokens.push(token);
+            (Some(token) == self.cancel_at).then_some(Stop::Cancelled)
+        }
         fn next(&mut self, token: u32) -> Result<u32, Self::Error> {
             self.decoded += 1;
             Ok(token + 1)
@@ -69,12 +70,9 @@ mod tests {
     }
 
     fn run(first: u32, stop: &[u32], max_new: usize, room: usize, cancel_at: Option<u32>) -> (Vec<u32>, Stop, usize) {
-        let (mut decoder, mut tokens) = (Counting { decoded: 0 }, Vec::new());
-        let Ok(end) = generate(&mut decoder, first, &Limits { stop, max_new, room }, &mut |t| {
-            tokens.push(t);
-            if Some(t) == cancel_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        (tokens, end, decoder.decoded)
+        let mut speaker = Counting { tokens: Vec::new(), cancel_at, decoded: 0 };
+        let Ok(end) = generate(&mut speaker, first, &Limits { stop, max_new, room });
+        (speaker.tokens, end, speaker.decoded)
     }
 
     #[test]
@@ -92,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_break_ends_it_at_once() {
+    fn what_the_speaker_says_ends_it_at_once() {
         assert_eq!(run(0, &[], 10, 10, Some(2)), (vec![0, 1, 2], Stop::Cancelled, 2));
     }
 }

@@ -21,7 +21,7 @@ pub struct ControlTokens {
 }
 
 /// What a template made of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rendered {
     text: String,
     /// Where in `text` a mark stood, in order.
@@ -59,12 +59,29 @@ impl Rendered {
         !self.marks.is_empty()
     }
 
+    /// Bytes that two texts begin with, marks being where they are in both.
+    pub(super) fn common(&self, other: &Rendered) -> usize {
+        let same = self.text.bytes().zip(other.text.bytes()).take_while(|(a, b)| a == b).count();
+        let marks = self.marks.iter().zip(&other.marks).take_while(|(a, b)| a == b).count();
+        let first = |marks: &[usize], at: usize| marks.get(at).copied().unwrap_or(usize::MAX);
+        same.min(first(&self.marks, marks)).min(first(&other.marks, marks))
+    }
+
     /// The text in pieces: ordinary text, and control tokens.
     pub(super) fn pieces<'a>(&'a self, tokens: &'a ControlTokens) -> impl Iterator<Item = Piece<'a>> {
-        let (mut at, mut pending) = (0, None);
+        self.pieces_from(0, tokens).map(|(_, piece)| piece)
+    }
+
+    /// The same from a byte on that is an edge of a control token, each with the byte behind it.
+    pub(super) fn pieces_from<'a>(
+        &'a self,
+        mut at: usize,
+        tokens: &'a ControlTokens,
+    ) -> impl Iterator<Item = (usize, Piece<'a>)> {
+        let mut pending = None;
         std::iter::from_fn(move || {
             if let Some(id) = pending.take() {
-                return Some(Piece::Control(id));
+                return Some((at, Piece::Control(id)));
             }
             let from = at;
             let mut look = from;
@@ -77,15 +94,15 @@ impl Rendered {
                 if let Some((word, id)) = found {
                     at = look + word.len();
                     if look == from {
-                        return Some(Piece::Control(*id));
+                        return Some((at, Piece::Control(*id)));
                     }
                     pending = Some(*id);
-                    return Some(Piece::Text(&self.text[from..look]));
+                    return Some((look, Piece::Text(&self.text[from..look])));
                 }
                 look += rest.chars().next().map_or(1, char::len_utf8);
             }
             at = self.text.len();
-            (from < at).then(|| Piece::Text(&self.text[from..]))
+            (from < at).then(|| (at, Piece::Text(&self.text[from..])))
         })
     }
 }
@@ -106,6 +123,11 @@ impl ControlTokens {
         let mut words: Vec<_> = words.into_iter().filter(|(word, _)| !word.is_empty()).collect();
         words.sort_by(|(a, _), (b, _)| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         ControlTokens { words }
+    }
+
+    /// Bytes of the longest one.
+    pub(super) fn longest(&self) -> usize {
+        self.words.first().map_or(0, |(word, _)| word.len())
     }
 
     /// Those that a text starts with, the longest first.

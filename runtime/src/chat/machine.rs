@@ -26,28 +26,28 @@ pub(super) trait Machine {
 
     /// An empty sequence.
     fn fresh(&self) -> Self::Sequence;
-    /// Exchanges the sequence that the next calls are about.
-    fn swap(&mut self, other: &mut Self::Sequence);
+    /// Exchanges the sequence that the next calls are about. Not if it is another model's: then nothing changes.
+    fn swap(&mut self, other: &mut Self::Sequence) -> bool;
+    /// The same sequence once more, to go on in another way.
+    fn fork(sequence: &Self::Sequence) -> Self::Sequence;
     /// Tokens of the sequence; less than were appended if it is of no use.
     fn held(&self) -> usize;
     /// Forgets all tokens.
     fn reset(&mut self);
     /// The point at which the sequence is.
-    fn snapshot(&mut self) -> Result<Self::Snapshot, ModelError>;
-    /// Goes back to a point of this sequence.
-    fn restore(&mut self, to: &Self::Snapshot) -> Result<(), ModelError>;
+    fn snapshot(&self) -> Self::Snapshot;
+    /// Goes back to a point of this sequence, if it can; else nothing changes.
+    fn restore(&mut self, to: &Self::Snapshot) -> bool;
     /// Tokens before a point, and the bytes that keeping it takes.
     fn measure(snapshot: &Self::Snapshot) -> (usize, usize);
     /// Appends tokens and gives the points behind so many of them, in ascending order. `progress` may break off: `None`,
-    /// and the sequence is of no use until it is restored or reset.
+    /// and the sequence holds nothing until it is restored.
     fn append(
         &mut self,
         piece: &Piece<'_>,
         marks: &[usize],
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Vec<Self::Snapshot>>, ModelError>;
-    /// What may follow.
-    fn logits(&mut self) -> Result<&[f32], ModelError>;
     /// Appends a token and gives what may follow.
     fn decode(&mut self, id: u32) -> Result<&[f32], ModelError>;
 }

@@ -89,7 +89,7 @@ impl<S> Marks<S> {
         self.kept.iter().map(|mark| mark.bytes).sum()
     }
 
-    /// How many there are.
+    #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.kept.len()
     }

@@ -1,47 +1,55 @@
 //! Text and pictures in, text out: the template, the tokenizer, greedy generation and the stream of its text.
 
 mod accept;
+mod answer;
+mod ask;
+mod encoding;
 mod error;
 mod generate;
 mod guard;
 mod machine;
 mod marks;
 mod message;
+mod on_model;
 mod options;
 mod picture;
+mod plan;
+mod session;
 mod state;
 mod stream;
 mod template;
 mod tokenizer;
 #[cfg(test)]
 mod toy;
+mod writer;
 
 use std::ops::ControlFlow;
-use std::time::Instant;
 
+pub use ask::{Ask, Cancel, Overflow, Thinking};
 pub use error::ChatError;
 pub use guard::{ControlTokens, Rendered};
 pub use marks::MarkLimits;
 pub use message::{Message, MessageError, Part, Role, ToolCall};
 pub use options::{Event, Outcome, Stop, Timing, Turn};
 pub use picture::Picture;
+pub use session::{Said, Session};
 pub use stream::TextStream;
 pub use template::{Request, Template, TemplateError, prompt};
 pub use tokenizer::Tokenizer;
 
 pub use crate::model::{LoadOptions, Progress};
 
-use self::generate::{Decoder, Limits, generate};
 use crate::bundle::Bundle;
 use crate::image::Rgb;
-use crate::model::{Input, Model, ModelError, Positions};
-use crate::npu::{Counters, Npu, NpuError};
+use crate::model::{Model, Positions};
+use crate::npu::{Counters, Npu};
 
 /// A loaded bundle, ready for turns.
 #[derive(Debug)]
 pub struct Chat {
     model: Model,
     tokenizer: Tokenizer,
+    template: Template,
     stop: Vec<u32>,
 }
 
@@ -90,13 +98,14 @@ impl Chat {
             return Err(ChatError::Tokenizer(what));
         }
         let stop = text.stop.clone();
+        let template = Template::of(&bundle)?;
         let model = Model::load(bundle, npu, &options, progress)?;
         progress(Progress::Ready);
-        Ok(Chat { model, tokenizer, stop })
+        Ok(Chat { model, tokenizer, template, stop })
     }
 
-    /// Answers one turn from an empty state. Every piece of finished text goes to `event` as soon as it is certain, and
-    /// so does every token without one; breaking from `event` ends the turn after the work at hand, with [`Stop::Cancelled`].
+    /// Answers one turn from an empty state: a conversation of one question. Every piece of finished text goes to `event`
+    /// as soon as it is certain; breaking from `event` ends the turn after the work at hand, with [`Stop::Cancelled`].
     ///
     /// # Errors
     /// A prompt longer than the context, images that the bundle cannot take, and failures of the device. Another turn
@@ -106,87 +115,15 @@ impl Chat {
         turn: &Turn<'_>,
         event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Outcome, ChatError> {
-        if turn.max_new == 0 {
-            return Err(ChatError::NothingToSay);
-        }
-        let before = (self.model.profile(), self.model.counters());
-        let mut timing = Timing::default();
-        let mut outcome = Outcome {
-            prompt_tokens: 0,
-            image_tokens: 0,
-            tokens: Vec::new(),
-            text: String::new(),
-            stop: Stop::Cancelled,
-            timing,
-        };
-        // No command fails of an error that the array raises, so it has to be asked for; what was there before is none of
-        // this turn's.
-        let known = self.model.npu().array_error();
-        let started = Instant::now();
-        let prompt = self.prompt(turn, event)?;
-        timing.vision = started.elapsed();
-        if let Some(prompt) = prompt {
-            (outcome.prompt_tokens, outcome.image_tokens) = (prompt.ids.len(), prompt.image_tokens);
-            self.answer(&prompt, turn.max_new, event, &mut outcome, &mut timing)?;
-        }
-        if let Some(error) = self.model.npu().array_error().filter(|error| Some(error.ts_us) != known.map(|k| k.ts_us))
-        {
-            return Err(NpuError::Array(error).into());
-        }
-        timing.profile = self.model.profile().since(&before.0);
-        timing.counters = self.model.counters().since(&before.1);
-        outcome.timing = timing;
-        Ok(outcome)
-    }
-
-    fn answer(
-        &mut self,
-        prompt: &Prompt,
-        max_new: usize,
-        event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-        outcome: &mut Outcome,
-        timing: &mut Timing,
-    ) -> Result<(), ChatError> {
-        let started = Instant::now();
-        let total = prompt.ids.len();
-        let mut cancelled = false;
-        self.model.reset();
-        let input = Input { ids: &prompt.ids, positions: &prompt.positions, vision: &prompt.vision };
-        self.model.prefill(&input, &mut |done| {
-            let flow = event(Event::Prompt { done, total });
-            cancelled = flow.is_break();
-            flow
-        })?;
-        if cancelled {
-            timing.prefill = started.elapsed();
-            return Ok(());
-        }
-        let first = choose(self.model.logits()?)?;
-        timing.prefill = started.elapsed();
-
-        let started = Instant::now();
-        let room = self.model.max_ctx() - total;
-        let (mut stream, tokenizer) = (TextStream::new(), &self.tokenizer);
-        let mut steps = Steps { model: &mut self.model, taken: 0 };
-        let limits = Limits { stop: &self.stop, max_new, room };
-        let Outcome { tokens, text, stop, .. } = outcome;
-        *stop = generate(&mut steps, first, &limits, &mut |token| {
-            tokens.push(token);
-            let at = text.len();
-            stream.push(tokenizer.bytes(token), text);
-            match &text[at..] {
-                "" => event(Event::Silent(token)),
-                fresh => event(Event::Text(fresh)),
-            }
-        })?;
-        timing.steps = steps.taken;
-        let at = text.len();
-        stream.finish(text);
-        if text.len() > at {
-            let _ = event(Event::Text(&text[at..]));
-        }
-        timing.decode = started.elapsed();
-        Ok(())
+        let mut session = Session::new();
+        session.set_system(turn.system.map(str::to_owned));
+        let images = turn.images.iter().map(|_| Part::Image { source: None });
+        let parts = images.chain([Part::Text(turn.text.to_owned())]).collect();
+        let pictures = turn.images.iter().cloned().map(Picture::new).collect();
+        session.push_with(Message::parts(Role::User, parts), pictures);
+        let thinking = if turn.thinking { Thinking::On } else { Thinking::Off };
+        let ask = Ask { thinking, max_new: turn.max_new, ..Ask::default() };
+        self.answer(&mut session, &ask, event)
     }
 
     /// The tokens of a turn, with its pictures encoded. `None` if `event` broke off.
@@ -227,6 +164,17 @@ impl Chat {
             }
         }
         Ok(Some(Prompt { ids, positions, vision, image_tokens }))
+    }
+
+    /// How conversations become prompts.
+    #[must_use]
+    pub fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// Takes another template than the bundle's.
+    pub fn set_template(&mut self, template: Template) {
+        self.template = template;
     }
 
     /// Whether the bundle has a vision tower that was loaded.
@@ -271,24 +219,5 @@ impl Chat {
     /// A picture that cannot be prepared, and a bundle without a tower.
     pub fn prepare(&self, image: &Rgb) -> Result<host_ops::image::Patches, ChatError> {
         Ok(self.model.prepare(image)?)
-    }
-}
-
-/// The largest logit's token, the lowest of equals.
-fn choose(logits: &[f32]) -> Result<u32, ModelError> {
-    host_ops::sample::argmax(logits).map(|token| token as u32).ok_or(ModelError::NoNumbers)
-}
-
-struct Steps<'a> {
-    model: &'a mut Model,
-    taken: usize,
-}
-
-impl Decoder for Steps<'_> {
-    type Error = ModelError;
-
-    fn next(&mut self, token: u32) -> Result<u32, ModelError> {
-        self.taken += 1;
-        choose(self.model.decode(token)?)
     }
 }

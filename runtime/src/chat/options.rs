@@ -23,10 +23,16 @@ pub struct Turn<'a> {
 
 /// What happens during a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Event<'a> {
-    /// A picture is being encoded.
+    /// The conversation outgrew the context, and its oldest messages are left out.
+    Dropped {
+        /// How many.
+        messages: usize,
+    },
+    /// A picture is being encoded. One that the conversation has had before is not encoded again.
     Patches {
-        /// Its index in the turn.
+        /// Its index among the pictures that are new.
         index: usize,
         /// Steps of the work that have been taken.
         done: usize,
@@ -35,26 +41,27 @@ pub enum Event<'a> {
     },
     /// A picture has been encoded.
     Image {
-        /// Its index in the turn.
+        /// Its index among the pictures that are new.
         index: usize,
         /// Tokens it takes in the prompt.
         tokens: usize,
     },
     /// How many tokens of the prompt the work done so far amounts to.
     Prompt {
-        /// Tokens.
+        /// Tokens, those included that the model held already.
         done: usize,
         /// Tokens of the prompt.
         total: usize,
     },
+    /// A token of the answer; what it makes certain follows.
+    Token(u32),
     /// More text of the answer; whole characters, never taken back.
     Text(&'a str),
-    /// A token of the answer that gives no text, or none yet.
-    Silent(u32),
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Stop {
     /// The model said so, with this token.
     Token(u32),
@@ -85,17 +92,40 @@ pub struct Timing {
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Outcome {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt: all of the conversation.
     pub prompt_tokens: usize,
+    /// Those of them that the model held already.
+    pub reused_tokens: usize,
+    /// Messages that were left out, since the conversation outgrew the context.
+    pub dropped: usize,
     /// Those of them that stand for pictures.
     pub image_tokens: usize,
     /// Tokens of the answer, without the stop token.
     pub tokens: Vec<u32>,
     /// The answer: all [`Event::Text`] in one.
     pub text: String,
+    /// Whether there is an answer at all: not if it was broken off before its first token.
+    pub answered: bool,
     /// Why it ended.
     pub stop: Stop,
     /// Where the time went.
     pub timing: Timing,
+}
+
+impl Default for Outcome {
+    fn default() -> Outcome {
+        Outcome {
+            prompt_tokens: 0,
+            reused_tokens: 0,
+            dropped: 0,
+            image_tokens: 0,
+            tokens: Vec::new(),
+            text: String::new(),
+            answered: false,
+            stop: Stop::Cancelled,
+            timing: Timing::default(),
+        }
+    }
 }

@@ -79,15 +79,38 @@ impl<M: Machine> State<M> {
         self.marks.bytes()
     }
 
+    /// The same once more: what is held is shared until either goes on.
+    pub(super) fn fork(&self) -> State<M> {
+        State {
+            sequence: self.sequence.as_ref().map(M::fork),
+            tokens: self.tokens.clone(),
+            marks: self.marks.clone(),
+            limits: self.limits,
+        }
+    }
+
+    /// Holds nothing any more.
+    pub(super) fn forget(&mut self) {
+        *self = State { limits: self.limits, ..State::default() };
+    }
+
+    /// The sequence, if there is one yet.
     pub(super) fn sequence(&self) -> Option<&M::Sequence> {
         self.sequence.as_ref()
     }
 
     /// Puts the sequence into the model's hands, until the seat is dropped.
     pub(super) fn seat<'a>(&'a mut self, machine: &'a mut M) -> Seat<'a, M> {
-        let sequence = self.sequence.get_or_insert_with(|| machine.fresh());
-        machine.swap(sequence);
-        let State { tokens, marks, limits, .. } = self;
+        if self.sequence.as_mut().is_some_and(|sequence| !machine.swap(sequence)) {
+            // It was read by another model.
+            self.forget();
+        }
+        if self.sequence.is_none() {
+            let mut fresh = machine.fresh();
+            machine.swap(&mut fresh);
+            self.sequence = Some(fresh);
+        }
+        let State { sequence, tokens, marks, limits } = self;
         Seat { machine, sequence, tokens, marks, limits: *limits }
     }
 }
@@ -96,7 +119,8 @@ impl<M: Machine> State<M> {
 #[derive(Debug)]
 pub(super) struct Seat<'a, M: Machine> {
     machine: &'a mut M,
-    sequence: &'a mut M::Sequence,
+    /// What the model held before.
+    sequence: &'a mut Option<M::Sequence>,
     tokens: &'a mut Tokens,
     marks: &'a mut Marks<M::Snapshot>,
     limits: MarkLimits,
@@ -108,7 +132,9 @@ impl<M: Machine> Drop for Seat<'_, M> {
         if self.machine.held() != self.tokens.ids.len() {
             self.go_back(usize::MAX);
         }
-        self.machine.swap(self.sequence);
+        if let Some(sequence) = self.sequence {
+            self.machine.swap(sequence);
+        }
     }
 }
 
@@ -126,8 +152,8 @@ impl<M: Machine> DerefMut for Seat<'_, M> {
 }
 
 impl<M: Machine> Seat<'_, M> {
-    /// What the sequence holds.
-    pub(super) fn tokens(&self) -> &Tokens {
+    #[cfg(test)]
+    pub(super) fn held_tokens(&self) -> &Tokens {
         self.tokens
     }
 
@@ -147,7 +173,7 @@ impl<M: Machine> Seat<'_, M> {
         let mut at = len;
         while let Some(mark) = self.marks.latest(at) {
             let to = mark.len;
-            if self.machine.restore(&mark.snapshot).is_ok() && self.machine.held() == to {
+            if self.machine.restore(&mark.snapshot) && self.machine.held() == to {
                 self.tokens.truncate(to);
                 self.marks.cut(to);
                 return;
@@ -175,8 +201,7 @@ impl<M: Machine> Seat<'_, M> {
         let held = self.tokens.ids.len();
         // The end of what was said so far: where the next words are taken back to, and where a failure ends.
         if held > 0 && !self.marks.has(held) {
-            let snapshot = self.machine.snapshot()?;
-            self.keep(snapshot);
+            self.keep(self.machine.snapshot());
         }
         let mut places: Vec<usize> = marks.iter().map(|&at| wanted.outside(at)).collect();
         places.retain(|&at| held < at && at < wanted.ids.len() && !self.marks.has(at));

@@ -117,7 +117,7 @@ fn any_history_leaves_what_a_fresh_model_would_have() {
             let mut seat = state.seat(&mut toy);
             let held = seat.rewind(&wanted);
             reused += held;
-            assert!(held < wanted.ids.len() && wanted.ids[..held] == seat.tokens().ids[..]);
+            assert!(held < wanted.ids.len() && wanted.ids[..held] == seat.held_tokens().ids[..]);
             let read = seat.append(&wanted, &rows(&wanted, held), &marks, &mut |_| {
                 let flow = if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
                 left = left.saturating_sub(1);

@@ -5,12 +5,18 @@ mod clock;
 mod jinja;
 mod python;
 
+use std::string::FromUtf8Error;
+
 use serde_json::{Map, Value};
 
 use self::jinja::Jinja;
+use super::error::ChatError;
 use super::guard::{ControlTokens, Rendered, guard};
 use super::message::Message;
+use crate::bundle::Bundle;
 
+/// The template's name in a bundle.
+const FILE: &str = "chat_template.jinja";
 /// Before the pad tokens of a picture.
 pub(super) const VISION_START: &str = "<|vision_start|>";
 /// Stands for one row of a picture's embedding.
@@ -96,6 +102,19 @@ impl Template {
     /// A template that does not compile.
     pub fn from_jinja(source: &str) -> Result<Template, TemplateError> {
         Ok(Template { jinja: Some(Jinja::new(source)?) })
+    }
+
+    /// The one that a bundle brings along, or else the built-in one.
+    ///
+    /// # Errors
+    /// One that cannot be read or does not compile.
+    pub fn of(bundle: &Bundle) -> Result<Template, ChatError> {
+        if !bundle.dir().join(FILE).is_file() {
+            return Ok(Template::builtin());
+        }
+        let source = bundle.file(FILE)?;
+        let what = |error: FromUtf8Error| TemplateError::Source { what: error.to_string() };
+        Ok(Template::from_jinja(&String::from_utf8(source).map_err(what)?)?)
     }
 
     /// Whether this is the built-in one.

@@ -99,6 +99,33 @@ impl Tokenizer {
         Ok(out)
     }
 
+    /// Appends the tokens of a rendered text from a byte on that is an edge of a control token; `edge` gets the bytes and
+    /// tokens before every such edge behind it.
+    ///
+    /// # Errors
+    /// Text that the vocabulary cannot spell.
+    pub(super) fn encode_pieces(
+        &self,
+        rendered: &Rendered,
+        from: usize,
+        ids: &mut Vec<u32>,
+        edge: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), ChatError> {
+        for (end, piece) in rendered.pieces_from(from, &self.control) {
+            match piece {
+                Piece::Control(id) => ids.push(id),
+                Piece::Text(text) => {
+                    self.append_plain(text, ids).map_err(|e| ChatError::Tokenizer(e.to_string()))?;
+                }
+            }
+            // Behind a text stands a control token, or nothing.
+            if end < rendered.text().len() || matches!(piece, Piece::Control(_)) {
+                edge(end, ids.len());
+            }
+        }
+        Ok(())
+    }
+
     /// The control tokens, special or not, as they are written.
     #[must_use]
     pub fn control_tokens(&self) -> &ControlTokens {

@@ -1,4 +1,4 @@
-//! A model of a few lines for tests of conversations: it remembers its tokens, and says what it was told to say.
+//! A model of a few lines for tests of conversations: it remembers its tokens.
 
 use std::ops::ControlFlow;
 
@@ -22,9 +22,6 @@ pub(super) struct Memory {
 pub(super) struct Toy {
     memory: Memory,
     logits: Vec<f32>,
-    /// What follows the next prompts, token by token; then what a hash of the memory says.
-    pub(super) script: Vec<u32>,
-    said: usize,
     /// Calls of `append` and `decode` together after which the next one fails.
     pub(super) fails_after: Option<usize>,
     /// Tokens that were computed.
@@ -32,8 +29,12 @@ pub(super) struct Toy {
 }
 
 impl Toy {
-    pub(super) fn saying(script: &[u32]) -> Toy {
-        Toy { script: script.to_vec(), ..Toy::default() }
+    /// What may follow.
+    pub(super) fn logits(&mut self) -> Result<&[f32], ModelError> {
+        self.logits.clear();
+        let seed = hash(&self.memory.items);
+        self.logits.extend((0..VOCAB as u64).map(|i| ((seed ^ (i * 0x9e37_79b9)) % 1009) as f32 / 1009.0));
+        Ok(&self.logits)
     }
 
     fn call(&mut self) -> Result<(), ModelError> {
@@ -66,8 +67,13 @@ impl Machine for Toy {
         Memory::default()
     }
 
-    fn swap(&mut self, other: &mut Memory) {
+    fn swap(&mut self, other: &mut Memory) -> bool {
         std::mem::swap(&mut self.memory, other);
+        true
+    }
+
+    fn fork(sequence: &Memory) -> Memory {
+        sequence.clone()
     }
 
     fn held(&self) -> usize {
@@ -78,16 +84,14 @@ impl Machine for Toy {
         self.memory = Memory::default();
     }
 
-    fn snapshot(&mut self) -> Result<Memory, ModelError> {
+    fn snapshot(&self) -> Memory {
         assert!(!self.memory.sick);
-        Ok(self.memory.clone())
+        self.memory.clone()
     }
 
-    fn restore(&mut self, to: &Memory) -> Result<(), ModelError> {
-        // As with keys and values, what was before has to be there still.
-        assert!(self.memory.items.starts_with(&to.items), "a mark of something else");
+    fn restore(&mut self, to: &Memory) -> bool {
         self.memory = to.clone();
-        Ok(())
+        true
     }
 
     fn measure(snapshot: &Memory) -> (usize, usize) {
@@ -102,7 +106,6 @@ impl Machine for Toy {
     ) -> Result<Option<Vec<Memory>>, ModelError> {
         self.call()?;
         assert!(!piece.ids.is_empty() && marks.is_sorted() && marks.iter().all(|&m| 0 < m && m < piece.ids.len()));
-        self.said = 0;
         let mut rows = piece.rows.iter();
         let mut taken = Vec::new();
         for (index, &id) in piece.ids.iter().enumerate() {
@@ -120,21 +123,10 @@ impl Machine for Toy {
         Ok(Some(taken))
     }
 
-    fn logits(&mut self) -> Result<&[f32], ModelError> {
-        self.logits.clear();
-        let seed = hash(&self.memory.items);
-        self.logits.extend((0..VOCAB as u64).map(|i| ((seed ^ (i * 0x9e37_79b9)) % 1009) as f32 / 1009.0));
-        if let Some(&next) = self.script.get(self.said) {
-            self.logits[next as usize] = 2.0;
-        }
-        Ok(&self.logits)
-    }
-
     fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
         self.call()?;
         self.memory.items.push((id, 0));
         self.computed += 1;
-        self.said += 1;
         self.logits()
     }
 }

@@ -1,0 +1,219 @@
+//! An answer in a conversation.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use super::Chat;
+use super::ask::Ask;
+use super::encoding::Shown;
+use super::error::ChatError;
+use super::generate::{Limits, Speaker, generate};
+use super::machine::Machine;
+use super::message::Message;
+use super::options::{Event, Outcome, Stop, Timing};
+use super::picture::Picture;
+use super::plan::{Plan, Planner};
+use super::session::{Look, Said, Session};
+use super::state::Seat;
+use super::writer::{Listener, Writer};
+use crate::model::Model;
+use crate::npu::NpuError;
+
+impl Chat {
+    /// Adds messages to a conversation and answers it. If no token of an answer comes, since something failed or was
+    /// broken off before, the messages are taken back.
+    ///
+    /// # Errors
+    /// As [`Chat::answer`].
+    pub fn send(
+        &mut self,
+        session: &mut Session,
+        said: impl IntoIterator<Item = Said>,
+        ask: &Ask<'_>,
+        event: &mut Listener<'_>,
+    ) -> Result<Outcome, ChatError> {
+        let before = session.said.len();
+        session.said.extend(said);
+        let after = session.said.len();
+        let outcome = self.answer(session, ask, event);
+        let answered = outcome.as_ref().is_ok_and(|outcome| outcome.answered);
+        if !answered && session.said.len() == after {
+            session.said.truncate(before);
+        }
+        outcome
+    }
+
+    /// Answers a conversation as it stands, and adds the answer to it.
+    ///
+    /// Only tokens that the model does not hold yet are computed: those of a fresh rendering of the conversation are
+    /// compared with those that it holds. Breaking from `event`, and [`Ask::cancel`], end the answer after the work at
+    /// hand, with [`Stop::Cancelled`]: what was said until then is the answer; if nothing was, none is added.
+    ///
+    /// # Errors
+    /// Values of `ask` that make no sense, conversations that the template refuses or the context does not hold, pictures
+    /// that the bundle cannot take, failures of the device. The conversation is as it was before, and can be answered
+    /// again.
+    pub fn answer(
+        &mut self,
+        session: &mut Session,
+        ask: &Ask<'_>,
+        event: &mut Listener<'_>,
+    ) -> Result<Outcome, ChatError> {
+        ask.check()?;
+        let before = (self.model.profile(), self.model.counters());
+        let mut outcome = Outcome::default();
+        // No command fails of an error that the array raises, so it has to be asked for; what was there before is none of
+        // this turn's.
+        let known = self.model.npu().array_error();
+        let mut event = |e: Event<'_>| {
+            let flow = event(e);
+            if ask.is_cancelled() { ControlFlow::Break(()) } else { flow }
+        };
+        self.respond(session, ask, &mut event, &mut outcome)?;
+        if let Some(error) = self.model.npu().array_error().filter(|error| Some(error.ts_us) != known.map(|k| k.ts_us))
+        {
+            // Whatever was computed meanwhile may be wrong.
+            session.state.forget();
+            return Err(NpuError::Array(error).into());
+        }
+        if outcome.dropped > 0 {
+            let first = session.first();
+            session.said.drain(first..first + outcome.dropped);
+        }
+        if outcome.answered {
+            session.said.push(Message::assistant(Some(String::new()), outcome.text.clone()).into());
+        }
+        outcome.timing.profile = self.model.profile().since(&before.0);
+        outcome.timing.counters = self.model.counters().since(&before.1);
+        Ok(outcome)
+    }
+
+    /// Lends the model with the state of a conversation in its hands, for what is not in the interface here: to look at
+    /// logits, say. What is appended meanwhile is not part of the conversation, and is forgotten.
+    pub fn with_state<T>(&mut self, session: &mut Session, work: impl FnOnce(&mut Model) -> T) -> T {
+        let mut seat = session.state.seat(&mut self.model);
+        work(&mut seat)
+    }
+
+    fn respond(
+        &mut self,
+        session: &mut Session,
+        ask: &Ask<'_>,
+        event: &mut Listener<'_>,
+        outcome: &mut Outcome,
+    ) -> Result<(), ChatError> {
+        let started = Instant::now();
+        let plan = self.plan(session, ask)?;
+        outcome.prompt_tokens = plan.tokens.ids.len();
+        outcome.image_tokens = plan.tokens.spans.iter().map(|span| span.tokens).sum();
+        outcome.dropped = plan.dropped.len();
+        let dropped = Event::Dropped { messages: outcome.dropped };
+        let cut = outcome.dropped > 0 && event(dropped).is_break();
+        if cut || !self.look(session, &plan, event)? {
+            outcome.timing.vision = started.elapsed();
+            outcome.dropped = 0;
+            return Ok(());
+        }
+        outcome.timing.vision = started.elapsed();
+
+        let started = Instant::now();
+        let total = plan.tokens.ids.len();
+        let room = self.model.max_ctx().saturating_sub(total);
+        let Chat { model, tokenizer, stop, .. } = self;
+        let Session { state, looks, .. } = session;
+        let mut seat = state.seat(model);
+        let held = seat.rewind(&plan.tokens);
+        outcome.reused_tokens = held;
+        let rows = rows(looks, &plan, held);
+        let read = seat
+            .append(&plan.tokens, &rows, &plan.marks, &mut |done| event(Event::Prompt { done: held + done, total }));
+        drop(rows);
+        if !read? {
+            outcome.timing.prefill = started.elapsed();
+            outcome.dropped = 0;
+            return Ok(());
+        }
+        outcome.answered = true;
+        let mut writer = Writer::new(tokenizer, ask, outcome, event);
+        let first = writer.choose(seat.logits()?)?;
+        let prefill = started.elapsed();
+        let started = Instant::now();
+        let mut reply = Reply { seat: &mut seat, writer: &mut writer, taken: 0 };
+        let limits = Limits { stop, max_new: ask.max_new, room };
+        let stop = generate(&mut reply, first, &limits)?;
+        let steps = reply.taken;
+        writer.finish();
+        outcome.stop = stop;
+        outcome.timing = Timing { prefill, decode: started.elapsed(), steps, ..outcome.timing };
+        Ok(())
+    }
+
+    /// The prompt of a conversation. Pictures that are new to it are prepared, and not encoded yet.
+    fn plan(&mut self, session: &mut Session, ask: &Ask<'_>) -> Result<Plan, ChatError> {
+        let pictures: Vec<&Picture> = session.said.iter().flat_map(|said| &said.pictures).collect();
+        if !pictures.is_empty() && !self.model.sees() {
+            return Err(ChatError::NoVision { images: pictures.len() });
+        }
+        session.looks.retain(|hash, _| pictures.iter().any(|picture| picture.hash() == hash));
+        for picture in &pictures {
+            if !session.looks.contains_key(picture.hash()) {
+                let patches = self.model.prepare(picture.rgb())?;
+                let tokens = self.model.image_tokens(&patches)?;
+                let look = Look { grid: patches.grid, tokens, patches: Some(patches), rows: Vec::new() };
+                session.looks.insert(*picture.hash(), look);
+            }
+        }
+        let shown = |picture: &&Picture| {
+            let look = session.looks.get(picture.hash())?;
+            Some(Shown { hash: *picture.hash(), grid: look.grid, tokens: look.tokens })
+        };
+        let shown: Vec<Shown> = pictures.iter().filter_map(shown).collect();
+        let messages: Vec<Message> = session.said.iter().map(|said| said.message.clone()).collect();
+        let planner = Planner { template: &self.template, tokenizer: &self.tokenizer, max_ctx: self.model.max_ctx() };
+        planner.plan(&messages, &shown, ask, &mut session.encoding)
+    }
+
+    /// Encodes the pictures of a prompt that have not been. Gives whether it came to its end.
+    fn look(&mut self, session: &mut Session, plan: &Plan, event: &mut Listener<'_>) -> Result<bool, ChatError> {
+        let mut index = 0;
+        for span in &plan.tokens.spans {
+            let Some(look) = session.looks.get_mut(&span.hash) else { continue };
+            let Some(patches) = &look.patches else { continue };
+            let rows =
+                self.model.encode_with(patches, &mut |done, total| event(Event::Patches { index, done, total }))?;
+            let Some(rows) = rows else { return Ok(false) };
+            (look.rows, look.patches) = (rows, None);
+            if event(Event::Image { index, tokens: look.tokens }).is_break() {
+                return Ok(false);
+            }
+            index += 1;
+        }
+        Ok(true)
+    }
+}
+
+/// The tower's rows of the pictures behind the first `held` tokens.
+fn rows(looks: &std::collections::BTreeMap<[u8; 32], Look>, plan: &Plan, held: usize) -> Vec<f32> {
+    let spans = plan.tokens.spans.iter().filter(|span| span.at >= held);
+    spans.filter_map(|span| looks.get(&span.hash)).flat_map(|look| &look.rows).copied().collect()
+}
+
+/// A model that speaks.
+struct Reply<'a, 's, 'w, M: Machine> {
+    seat: &'a mut Seat<'s, M>,
+    writer: &'a mut Writer<'w>,
+    taken: usize,
+}
+
+impl<M: Machine> Speaker for Reply<'_, '_, '_, M> {
+    type Error = ChatError;
+
+    fn take(&mut self, token: u32) -> Option<Stop> {
+        self.writer.take(token)
+    }
+
+    fn next(&mut self, token: u32) -> Result<u32, ChatError> {
+        self.taken += 1;
+        self.writer.choose(self.seat.push(token)?)
+    }
+}

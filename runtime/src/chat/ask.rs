@@ -1,0 +1,112 @@
+//! How an answer is wanted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+
+use super::error::ChatError;
+
+/// Whether an answer begins with reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// It does not.
+    #[default]
+    Off,
+    /// It does, for as long as the model likes.
+    On,
+    /// It does, for so many tokens at most; then the reasoning is ended for the model.
+    Budget(usize),
+}
+
+impl Thinking {
+    /// Whether there is any.
+    #[must_use]
+    pub fn is_on(self) -> bool {
+        self != Thinking::Off
+    }
+}
+
+/// What happens when a conversation outgrows the context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overflow {
+    /// The answer is refused, with the numbers.
+    #[default]
+    Refuse,
+    /// The oldest exchanges are left out, from then on. The instructions at the beginning and the last question stay.
+    DropOldest,
+}
+
+impl Overflow {
+    pub(super) fn drops(self) -> bool {
+        self == Overflow::DropOldest
+    }
+}
+
+/// Ends an answer from elsewhere: another thread, a signal handler. A copy is the same handle.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A handle that nobody has used.
+    #[must_use]
+    pub fn new() -> Cancel {
+        Cancel::default()
+    }
+
+    /// Ends the answer after the work at hand. One atomic store.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes it ready for the next answer.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it was used.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How an answer is wanted. [`Ask::default`] is greedy, without reasoning, of at most 512 tokens.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    /// Whether it begins with reasoning.
+    pub thinking: Thinking,
+    /// The most tokens of the answer, reasoning included.
+    pub max_new: usize,
+    /// Definitions of functions that the model may call, as JSON.
+    pub tools: &'a [Value],
+    /// What happens when the conversation outgrows the context.
+    pub overflow: Overflow,
+    /// Control tokens that are written out in messages become those tokens. Only for texts that one wrote oneself.
+    pub raw: bool,
+    /// A handle that ends it.
+    pub cancel: Option<Cancel>,
+}
+
+impl Default for Ask<'_> {
+    fn default() -> Self {
+        Ask { thinking: Thinking::Off, max_new: 512, tools: &[], overflow: Overflow::Refuse, raw: false, cancel: None }
+    }
+}
+
+impl Ask<'_> {
+    /// Refuses what makes no sense, by name.
+    ///
+    /// # Errors
+    /// The first of its values that is out of range.
+    pub fn check(&self) -> Result<(), ChatError> {
+        if self.max_new == 0 {
+            return Err(ChatError::NothingToSay);
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
+    }
+}
