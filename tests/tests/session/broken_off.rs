@@ -32,7 +32,7 @@ fn a_turn_broken_off_at_any_event_leaves_a_conversation_that_goes_on() {
     for kind in ["patches", "image", "prompt", "token", "text"] {
         assert!(kinds.contains(&kind), "{kinds:?}");
     }
-    for at in 0..kinds.len() {
+    for (at, kind) in kinds.iter().copied().enumerate() {
         let (mut session, question) = begun(&mut chat);
         let before = session.said().to_vec();
         let (mut left, mut text) = (at, String::new());
@@ -57,24 +57,24 @@ fn a_turn_broken_off_at_any_event_leaves_a_conversation_that_goes_on() {
                 }
             })
             .unwrap();
-        assert_eq!((cut.stop, &cut.text), (Stop::Cancelled, &text), "event {at}, {}", kinds[at]);
+        assert_eq!((cut.stop, &cut.text), (Stop::Cancelled, &text), "event {at}, {}", kind);
         assert_eq!(cut.answered, !cut.tokens.is_empty());
         assert!(whole.tokens.starts_with(&cut.tokens));
         if cut.answered {
             assert_eq!(session.said().last().unwrap().message.all_text(), text);
         } else {
             assert_eq!(session.said(), before, "nothing was said");
-            assert!(["patches", "image", "prompt"].contains(&kinds[at]));
+            assert!(["patches", "image", "prompt"].contains(&kind));
         }
         // The same question again, and another one behind what there is.
         if cut.answered {
             session.undo();
         }
         let again = chat.send(&mut session, [question], &ask(8), &mut go).unwrap();
-        assert_eq!((&again.tokens, &again.text), (&whole.tokens, &whole.text), "event {at}, {}", kinds[at]);
+        assert_eq!((&again.tokens, &again.text), (&whole.tokens, &whole.text), "event {at}, {}", kind);
         let next = chat.send(&mut session, [asks("And then?")], &ask(3), &mut go).unwrap();
         let said = session.said();
-        let (fresh, _) = afresh(&mut chat, &said[..said.len() - 1].to_vec(), &ask(3));
+        let (fresh, _) = afresh(&mut chat, &said[..said.len() - 1], &ask(3));
         assert_eq!(next.tokens, fresh.tokens);
     }
 }
@@ -100,7 +100,7 @@ fn an_answer_cut_inside_a_character_is_text_and_the_conversation_goes_on() {
         cut_inside += usize::from(text.ends_with('\u{fffd}'));
         let next = chat.send(&mut session, [asks("Go on")], &ask(3), &mut go).unwrap();
         let said = session.said();
-        let (fresh, _) = afresh(&mut chat, &said[..said.len() - 1].to_vec(), &ask(3));
+        let (fresh, _) = afresh(&mut chat, &said[..said.len() - 1], &ask(3));
         assert_eq!(next.tokens, fresh.tokens);
     }
     assert!(cut_inside > 0, "no answer ended inside a character");
