@@ -14,10 +14,13 @@ mod on_model;
 mod options;
 mod picture;
 mod plan;
+mod sampler;
 mod session;
 mod state;
+mod stops;
 mod stream;
 mod template;
+mod thinking;
 mod tokenizer;
 #[cfg(test)]
 mod toy;
@@ -33,8 +36,11 @@ pub use message::{Message, MessageError, Part, Role, ToolCall};
 pub use options::{Event, Outcome, Stop, Timing, Turn};
 pub use picture::Picture;
 pub use session::{Said, Session};
+pub use sampler::{Chosen, MAX_LOGPROBS, Preset, Sampler, Sampling, SamplingError, TokenSet};
+pub use stops::{Circle, LoopGuard, LoopLimits, MAX_STOP_BYTES, MAX_STOPS, StopError, StopStream};
 pub use stream::TextStream;
 pub use template::{Request, Template, TemplateError, prompt};
+pub use thinking::{Channel, ThinkingBudget, ThinkingSplit};
 pub use tokenizer::Tokenizer;
 
 pub use crate::model::{LoadOptions, Progress};

@@ -10,6 +10,7 @@ use std::string::FromUtf8Error;
 use serde_json::{Map, Value};
 
 use self::jinja::Jinja;
+pub(super) use self::python::is_space;
 use super::error::ChatError;
 use super::guard::{ControlTokens, Rendered, guard};
 use super::message::Message;
@@ -188,7 +189,7 @@ pub fn prompt(system: Option<&str>, images: &[usize], text: &str, thinking: bool
 }
 
 fn message(out: &mut String, role: &str, text: &str) {
-    for part in ["<|im_start|>", role, "\n", text.trim_matches(python::is_space), "<|im_end|>\n"] {
+    for part in ["<|im_start|>", role, "\n", text.trim_matches(is_space), "<|im_end|>\n"] {
         out.push_str(part);
     }
 }
