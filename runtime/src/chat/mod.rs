@@ -15,6 +15,7 @@ mod options;
 mod picture;
 mod plan;
 mod sampler;
+mod schema;
 mod session;
 mod state;
 mod stops;
@@ -22,6 +23,7 @@ mod stream;
 mod template;
 mod thinking;
 mod tokenizer;
+mod tools;
 #[cfg(test)]
 mod toy;
 mod writer;
@@ -42,6 +44,7 @@ pub use stream::TextStream;
 pub use template::{Request, Template, TemplateError, prompt};
 pub use thinking::{Channel, ThinkingBudget, ThinkingSplit};
 pub use tokenizer::Tokenizer;
+pub use tools::{Tool, ToolError, ToolEvent, ToolParser, Tools, tool_result};
 
 pub use crate::model::{LoadOptions, Progress};
 

@@ -141,10 +141,7 @@ impl Sampler {
             self.narrow(logits, allowed)?;
             self.draw()?
         };
-        let logprob = match self.sampling.logprobs {
-            Some(count) => Some(self.logprobs(logits, token, count)),
-            None => None,
-        };
+        let logprob = self.sampling.logprobs.map(|count| self.logprobs(logits, token, count));
         Ok(Chosen { token, logprob, top: &self.top })
     }
 

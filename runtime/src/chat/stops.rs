@@ -277,7 +277,13 @@ mod tests {
         let words = |text: String| -> Vec<u32> {
             let mut known = std::collections::HashMap::new();
             let pieces = text.split_inclusive(|c: char| !c.is_alphanumeric()).map(str::to_owned).collect::<Vec<_>>();
-            pieces.into_iter().map(|piece| { let next = known.len() as u32; *known.entry(piece).or_insert(next) }).collect()
+            pieces
+                .into_iter()
+                .map(|piece| {
+                    let next = known.len() as u32;
+                    *known.entry(piece).or_insert(next)
+                })
+                .collect()
         };
         let zeros = "[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],\n".repeat(12);
         let counted: String = (1..400).map(|i| format!("{i}. The item number {i} is an item.\n")).collect();

@@ -10,7 +10,7 @@ use std::string::FromUtf8Error;
 use serde_json::{Map, Value};
 
 use self::jinja::Jinja;
-pub(super) use self::python::is_space;
+pub(in crate::chat) use self::python::is_space;
 use super::error::ChatError;
 use super::guard::{ControlTokens, Rendered, guard};
 use super::message::Message;
@@ -80,6 +80,11 @@ pub enum TemplateError {
         /// Pictures.
         wanted: usize,
     },
+}
+
+/// A value as JSON, in Python's layout.
+pub(super) fn json(value: &Value) -> String {
+    python::dumps(value, &python::Layout::default())
 }
 
 impl<'a> Request<'a> {

@@ -65,13 +65,8 @@ pub enum Preset {
 
 impl Preset {
     /// All, in the order of the card.
-    pub const ALL: [Preset; 5] = [
-        Self::Thinking,
-        Self::ThinkingCoding,
-        Self::Instruct,
-        Self::InstructReasoning,
-        Self::InstructSmall,
-    ];
+    pub const ALL: [Preset; 5] =
+        [Self::Thinking, Self::ThinkingCoding, Self::Instruct, Self::InstructReasoning, Self::InstructSmall];
 
     /// Its name on a command line.
     #[must_use]
@@ -123,8 +118,10 @@ pub enum SamplingError {
         allowed: String,
     },
     /// A preset that does not exist.
-    #[error("there is no preset `{name}`; there are thinking, thinking-coding, instruct, instruct-reasoning and \
-        instruct-small")]
+    #[error(
+        "there is no preset `{name}`; there are thinking, thinking-coding, instruct, instruct-reasoning and \
+        instruct-small"
+    )]
     Preset {
         /// What was asked for.
         name: String,

@@ -137,7 +137,7 @@ pub(super) fn text(value: &Value) -> String {
 }
 
 /// What `str.strip` takes off: Unicode white space, and the four separators U+001C..U+001F that Rust does not count.
-pub(super) fn is_space(c: char) -> bool {
+pub(in crate::chat) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
