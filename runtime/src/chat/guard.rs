@@ -130,6 +130,11 @@ impl ControlTokens {
         self.words.first().map_or(0, |(word, _)| word.len())
     }
 
+    /// All of them: text and id.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.words.iter().map(|(word, id)| (word.as_str(), *id))
+    }
+
     /// Those that a text starts with, the longest first.
     fn at_start<'a>(&'a self, text: &'a str) -> impl Iterator<Item = &'a (String, u32)> {
         self.words.iter().filter(move |(word, _)| text.starts_with(word.as_str()))

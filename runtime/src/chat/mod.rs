@@ -6,6 +6,7 @@ mod ask;
 mod encoding;
 mod error;
 mod generate;
+mod grammar;
 mod guard;
 mod machine;
 mod marks;
@@ -32,6 +33,7 @@ use std::ops::ControlFlow;
 
 pub use ask::{Ask, Cancel, Overflow, Thinking};
 pub use error::ChatError;
+pub use grammar::{Constraint, GrammarError, Grammars, ToolChoice};
 pub use guard::{ControlTokens, Rendered};
 pub use marks::MarkLimits;
 pub use message::{Message, MessageError, Part, Role, ToolCall};

@@ -28,6 +28,14 @@ impl TokenSet {
         self.words.fill(0);
     }
 
+    /// Becomes what these bits say, 32 tokens a word.
+    pub(super) fn fill_from(&mut self, bits: &[u32]) {
+        let pairs = bits.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32);
+        for (word, bits) in self.words.iter_mut().zip(pairs.chain(std::iter::repeat(0))) {
+            *word = bits;
+        }
+    }
+
     /// Puts a token in; one beyond the vocabulary is ignored.
     pub fn insert(&mut self, token: u32) {
         if let Some(word) = self.words.get_mut(token as usize / 64) {

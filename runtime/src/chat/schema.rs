@@ -190,6 +190,16 @@ fn allows_string(schema: &Value) -> bool {
     })
 }
 
+/// Whether a text of any sort can be the value: a string is allowed, by itself or as an alternative.
+pub(super) fn allows_text(schema: &Value) -> bool {
+    let either = schema
+        .as_object()
+        .into_iter()
+        .flat_map(|object| ["anyOf", "oneOf"].into_iter().flat_map(|name| alternatives(object, name)));
+    let mut either = either.peekable();
+    if either.peek().is_some() { either.any(allows_text) } else { allows_string(schema) }
+}
+
 fn alternatives<'a>(schema: &'a Map<String, Value>, name: &str) -> impl Iterator<Item = &'a Value> {
     schema.get(name).and_then(Value::as_array).into_iter().flatten()
 }

@@ -1,0 +1,297 @@
+//! Answers that always parse: which tokens may come next, so that JSON fits its schema and a tool call its definition.
+//!
+//! The automaton over the vocabulary is the crate `llguidance` (Earley parser, derivative-based lexer, a trie of all
+//! tokens); here stand the grammars. Control tokens are not spelled: a grammar that wants one names its id, and no text
+//! of a grammar can be written with one.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Map, Value, json};
+
+use super::sampler::TokenSet;
+use super::schema;
+use super::tokenizer::Tokenizer;
+use super::tools::{Tool, Tools};
+
+/// Why an answer cannot be constrained, or no longer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// The vocabulary cannot be used.
+    #[error("no grammar can be built on this tokenizer: {what}")]
+    Vocabulary {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A schema with something that cannot be kept to token by token.
+    #[error("an answer cannot be held to this schema: {what}")]
+    Schema {
+        /// What it is.
+        what: String,
+    },
+    /// Calls are to be held to definitions, but there are none, or not this one.
+    #[error("there is no function `{name}` that a call could be held to")]
+    Function {
+        /// The name; empty if there is no function at all.
+        name: String,
+    },
+    /// A token that the grammar forbids.
+    #[error("token {token} does not fit the grammar here: {what}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// What the parser said.
+        what: String,
+    },
+    /// The parser gave up.
+    #[error("the grammar cannot be followed further: {what}")]
+    Parser {
+        /// What it said.
+        what: String,
+    },
+}
+
+/// Whether and what a model shall call.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum ToolChoice {
+    /// What it likes; but if it begins a call, one that fits.
+    #[default]
+    Auto,
+    /// Calls only, at least one.
+    Required,
+    /// This function, once.
+    Function(String),
+}
+
+/// Grammars over a vocabulary. Making one walks through all tokens once; constraints come cheap from it.
+pub struct Grammars {
+    factory: ParserFactory,
+    open: Option<u32>,
+    close: Option<u32>,
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("open", &self.open).field("close", &self.close).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// For a model with `vocab` logits, whose answers end with the token `stop`.
+    ///
+    /// # Errors
+    /// A stop token or a vocabulary that does not fit the tokenizer.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, stop: u32) -> Result<Grammars, GrammarError> {
+        let refused = |what: String| GrammarError::Vocabulary { what };
+        if stop as usize >= vocab {
+            return Err(refused(format!("the stop token is {stop}, but there are {vocab} tokens")));
+        }
+        let vocab_size = u32::try_from(vocab).map_err(|_| refused(format!("it has {vocab} tokens")))?;
+        let mut words: Vec<Vec<u8>> = (0..vocab_size).map(|id| tokenizer.bytes(id).to_vec()).collect();
+        for (text, id) in tokenizer.control_tokens().iter() {
+            if let Some(word) = words.get_mut(id as usize) {
+                *word = [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat();
+            }
+        }
+        let trie = TokTrie::from(&TokRxInfo::new(vocab_size, stop), &words);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&env).map_err(|e| refused(e.to_string()))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Grammars { factory, open: tokenizer.id("<tool_call>"), close: tokenizer.id("</tool_call>") })
+    }
+
+    /// JSON that fits a schema. Line ends may stand before it, as behind reasoning.
+    ///
+    /// # Errors
+    /// A schema that is none, or uses what cannot be kept to (`not`, `if`, remote references and the like).
+    pub fn json_schema(&self, schema: &Value) -> Result<Constraint, GrammarError> {
+        let grammar = format!("start: /\\n{{0,2}}/ json\njson: %json {schema}\n");
+        Ok(Constraint::new(self.matcher(grammar)?, None))
+    }
+
+    /// Any JSON object.
+    ///
+    /// # Errors
+    /// None that a caller could cause.
+    pub fn json_object(&self) -> Result<Constraint, GrammarError> {
+        self.json_schema(&json!({"type": "object"}))
+    }
+
+    /// Tool calls in Qwen3.5's form. A call has the parameters in the order of the definition, those that are not
+    /// required or not; values that are texts have no `</parameter>` in them.
+    ///
+    /// # Errors
+    /// No functions, or not the one that is wanted; schemas that cannot be kept to; a tokenizer without the tags.
+    pub fn tool_calls(&self, tools: &Tools, choice: &ToolChoice) -> Result<Constraint, GrammarError> {
+        let missing = || GrammarError::Vocabulary { what: "it has no <tool_call> and </tool_call>".into() };
+        let (open, close) = (self.open.ok_or_else(missing)?, self.close.ok_or_else(missing)?);
+        let wanted = |tool: &&Tool| !matches!(choice, ToolChoice::Function(name) if *name != tool.name);
+        let functions: Vec<&Tool> = tools.tools().iter().filter(wanted).collect();
+        if functions.is_empty() {
+            let name = if let ToolChoice::Function(name) = choice { name.clone() } else { String::new() };
+            return Err(GrammarError::Function { name });
+        }
+        let mut grammar = match choice {
+            ToolChoice::Auto => "start: rest\n".to_owned(),
+            ToolChoice::Required => format!("start: /\\n{{0,2}}/ <[{open}]> rest (\"\\n\" <[{open}]> rest)*\n"),
+            ToolChoice::Function(_) => format!("start: /\\n{{0,2}}/ <[{open}]> rest\n"),
+        };
+        let names: Vec<String> = (0..functions.len()).map(|i| format!("f{i}")).collect();
+        let _ = writeln!(grammar, "rest: \"\\n\" function \"</function>\\n\" <[{close}]>");
+        let _ = writeln!(grammar, "function: {}", names.join(" | "));
+        for (i, tool) in functions.iter().enumerate() {
+            function(&mut grammar, i, tool);
+        }
+        let matcher = self.matcher(grammar)?;
+        Ok(Constraint::new(matcher, matches!(choice, ToolChoice::Auto).then_some(open)))
+    }
+
+    fn matcher(&self, grammar: String) -> Result<Matcher, GrammarError> {
+        let parser = self.factory.create_parser(TopLevelGrammar::from_lark(grammar));
+        let matcher = Matcher::new(parser);
+        match matcher.get_error() {
+            None => Ok(matcher),
+            Some(what) => Err(GrammarError::Schema { what }),
+        }
+    }
+}
+
+/// The rules of a function and of its parameters.
+fn function(grammar: &mut String, i: usize, tool: &Tool) {
+    let _ = write!(grammar, "f{i}: {}", quoted(&format!("<function={}>\n", tool.name)));
+    let required: Vec<&str> = schema::required(&tool.parameters).collect();
+    for (j, (name, _)) in tool.properties().enumerate() {
+        let optional = if required.contains(&name.as_str()) { "" } else { "?" };
+        let _ = write!(grammar, " p{i}_{j}{optional}");
+    }
+    grammar.push('\n');
+    for (j, (name, schema)) in tool.properties().enumerate() {
+        let head = quoted(&format!("<parameter={name}>\n"));
+        match value(schema) {
+            Form::Text { least, most } => {
+                let _ = writeln!(grammar, "p{i}_{j}: {head} v{i}_{j} \"\\n\"");
+                let most = most.map_or_else(String::new, |most| most.to_string());
+                let _ = writeln!(grammar, "v{i}_{j}[suffix=\"</parameter>\"]: /(?s:.{{{least},{most}}})\\n/");
+            }
+            Form::Words(words) => {
+                let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+                let _ = writeln!(grammar, "p{i}_{j}: {head} ({}) \"\\n</parameter>\\n\"", words.join(" | "));
+            }
+            Form::Json => {
+                let _ = writeln!(grammar, "p{i}_{j}: {head} v{i}_{j} \"\\n</parameter>\\n\"");
+                let _ = writeln!(grammar, "v{i}_{j}: %json {schema}");
+            }
+        }
+    }
+}
+
+/// How a parameter's value is written.
+enum Form {
+    Text { least: u64, most: Option<u64> },
+    Words(Vec<String>),
+    Json,
+}
+
+fn value(schema: &Value) -> Form {
+    let any = Map::new();
+    let object = schema.as_object().unwrap_or(&any);
+    let kinds = schema::kinds(object);
+    let listed = object.get("enum").and_then(Value::as_array).cloned();
+    let listed = listed.or_else(|| object.get("const").map(|value| vec![value.clone()]));
+    if let Some(listed) = listed {
+        let texts = |value: &Value| value.as_str().map(str::to_owned);
+        return match listed.iter().map(texts).collect::<Option<Vec<_>>>() {
+            Some(words) if !words.is_empty() => Form::Words(words),
+            _ => Form::Json,
+        };
+    }
+    if schema::allows_text(schema) {
+        let bound = |name: &str| object.get(name).and_then(Value::as_u64).filter(|_| kinds == ["string"]);
+        return Form::Text { least: bound("minLength").unwrap_or(0), most: bound("maxLength") };
+    }
+    Form::Json
+}
+
+/// A literal of the grammar's language, which quotes as JSON does.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// What an answer is held to.
+pub struct Constraint {
+    fresh: Matcher,
+    matcher: Matcher,
+    /// The token that wakes it up; `None`: it is always awake.
+    trigger: Option<u32>,
+    awake: bool,
+}
+
+impl std::fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Constraint").field("awake", &self.awake).finish_non_exhaustive()
+    }
+}
+
+impl Constraint {
+    fn new(fresh: Matcher, trigger: Option<u32>) -> Constraint {
+        Constraint { matcher: fresh.deep_clone(), fresh, trigger, awake: trigger.is_none() }
+    }
+
+    /// From the beginning, for another answer.
+    pub fn reset(&mut self) {
+        self.matcher = self.fresh.deep_clone();
+        self.awake = self.trigger.is_none();
+    }
+
+    /// Which tokens may come next, the stop token among them where the answer may end. False if any may, in which case
+    /// `allowed` is left alone.
+    ///
+    /// # Errors
+    /// A parser that gave up, on a grammar too large for it.
+    pub fn mask(&mut self, allowed: &mut TokenSet) -> Result<bool, GrammarError> {
+        if !self.awake {
+            return Ok(false);
+        }
+        let mask = self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Parser { what: e.to_string() })?;
+        allowed.fill_from(mask.as_slice());
+        Ok(true)
+    }
+
+    /// Takes a token of the answer. The stop token is none.
+    ///
+    /// # Errors
+    /// A token that [`Constraint::mask`] did not allow.
+    pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        if !self.awake {
+            if self.trigger == Some(token) {
+                self.matcher = self.fresh.deep_clone();
+                self.awake = true;
+            }
+            return Ok(());
+        }
+        self.matcher.consume_token(token).map_err(|e| GrammarError::Token { token, what: e.to_string() })?;
+        if self.trigger.is_some() && self.may_end() {
+            self.awake = false;
+        }
+        Ok(())
+    }
+
+    /// Whether the answer may end here.
+    pub fn may_end(&mut self) -> bool {
+        !self.awake || self.matcher.is_accepting().unwrap_or(false)
+    }
+
+    /// Whether nothing more may come.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.awake && self.matcher.is_stopped()
+    }
+}
+
+#[cfg(test)]
+mod tests;
