@@ -324,7 +324,7 @@ fn a_turn_can_be_broken_off_anywhere() {
             Event::Patches { .. } => "patches",
             Event::Image { .. } => "image",
             Event::Prompt { .. } => "prompt",
-            Event::Token(_) | Event::Text(_) => "token",
+            Event::Token { .. } | Event::Text(_) => "token",
             other => panic!("{other:?}"),
         };
         if first.iter().all(|(known, _)| *known != kind) {

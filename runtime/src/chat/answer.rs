@@ -13,8 +13,9 @@ use super::message::Message;
 use super::options::{Event, Outcome, Stop, Timing};
 use super::picture::Picture;
 use super::plan::{Plan, Planner};
-use super::session::{Look, Said, Session};
-use super::state::Seat;
+use super::sampler::Sampler;
+use super::session::{Look, Looks, Said, Session};
+use super::state::{Seat, Span};
 use super::writer::{Listener, Writer};
 use crate::model::Model;
 use crate::npu::NpuError;
@@ -59,7 +60,7 @@ impl Chat {
         ask: &Ask<'_>,
         event: &mut Listener<'_>,
     ) -> Result<Outcome, ChatError> {
-        ask.check()?;
+        ask.check(self.model.bundle().manifest.text.vocab)?;
         let before = (self.model.profile(), self.model.counters());
         let mut outcome = Outcome::default();
         // No command fails of an error that the array raises, so it has to be asked for; what was there before is none of
@@ -81,7 +82,7 @@ impl Chat {
             session.said.drain(first..first + outcome.dropped);
         }
         if outcome.answered {
-            session.said.push(Message::assistant(Some(String::new()), outcome.text.clone()).into());
+            session.said.push(Message::assistant(Some(outcome.reasoning.clone()), outcome.text.clone()).into());
         }
         outcome.timing.profile = self.model.profile().since(&before.0);
         outcome.timing.counters = self.model.counters().since(&before.1);
@@ -109,21 +110,26 @@ impl Chat {
         outcome.dropped = plan.dropped.len();
         let dropped = Event::Dropped { messages: outcome.dropped };
         let cut = outcome.dropped > 0 && event(dropped).is_break();
-        if cut || !self.look(session, &plan, event)? {
-            outcome.timing.vision = started.elapsed();
-            outcome.dropped = 0;
-            return Ok(());
-        }
-        outcome.timing.vision = started.elapsed();
 
-        let started = Instant::now();
         let total = plan.tokens.ids.len();
         let room = self.model.max_ctx().saturating_sub(total);
-        let Chat { model, tokenizer, stop, .. } = self;
+        let vocab = self.model.bundle().manifest.text.vocab;
+        let Chat { model, tokenizer, stop, sampler, .. } = self;
+        let sampler = match sampler {
+            Some(same) if *same.sampling() == ask.sampling => same,
+            other => other.insert(Sampler::new(ask.sampling.clone(), vocab)?),
+        };
         let Session { state, looks, .. } = session;
         let mut seat = state.seat(model);
         let held = seat.rewind(&plan.tokens);
         outcome.reused_tokens = held;
+        let seen = !cut && look(&mut seat, looks, &plan.tokens.spans, held, event)?;
+        outcome.timing.vision = started.elapsed();
+        if !seen {
+            outcome.dropped = 0;
+            return Ok(());
+        }
+        let started = Instant::now();
         let rows = rows(looks, &plan, held);
         let read = seat
             .append(&plan.tokens, &rows, &plan.marks, &mut |done| event(Event::Prompt { done: held + done, total }));
@@ -134,7 +140,8 @@ impl Chat {
             return Ok(());
         }
         outcome.answered = true;
-        let mut writer = Writer::new(tokenizer, ask, outcome, event);
+        sampler.begin(&plan.tokens.ids);
+        let mut writer = Writer::new(tokenizer, sampler, ask, outcome, event)?;
         let first = writer.choose(seat.logits()?)?;
         let prefill = started.elapsed();
         let started = Instant::now();
@@ -172,28 +179,33 @@ impl Chat {
         let planner = Planner { template: &self.template, tokenizer: &self.tokenizer, max_ctx: self.model.max_ctx() };
         planner.plan(&messages, &shown, ask, &mut session.encoding)
     }
+}
 
-    /// Encodes the pictures of a prompt that have not been. Gives whether it came to its end.
-    fn look(&mut self, session: &mut Session, plan: &Plan, event: &mut Listener<'_>) -> Result<bool, ChatError> {
-        let mut index = 0;
-        for span in &plan.tokens.spans {
-            let Some(look) = session.looks.get_mut(&span.hash) else { continue };
-            let Some(patches) = &look.patches else { continue };
-            let rows =
-                self.model.encode_with(patches, &mut |done, total| event(Event::Patches { index, done, total }))?;
-            let Some(rows) = rows else { return Ok(false) };
-            (look.rows, look.patches) = (rows, None);
-            if event(Event::Image { index, tokens: look.tokens }).is_break() {
-                return Ok(false);
-            }
-            index += 1;
+/// Encodes the pictures behind the first `held` tokens that have not been. Gives whether it came to its end.
+fn look(
+    model: &mut Model,
+    looks: &mut Looks,
+    spans: &[Span],
+    held: usize,
+    event: &mut Listener<'_>,
+) -> Result<bool, ChatError> {
+    let mut index = 0;
+    for span in spans.iter().filter(|span| span.at >= held) {
+        let Some(look) = looks.get_mut(&span.hash) else { continue };
+        let Some(patches) = &look.patches else { continue };
+        let rows = model.encode_with(patches, &mut |done, total| event(Event::Patches { index, done, total }))?;
+        let Some(rows) = rows else { return Ok(false) };
+        (look.rows, look.patches) = (rows, None);
+        if event(Event::Image { index, tokens: look.tokens }).is_break() {
+            return Ok(false);
         }
-        Ok(true)
+        index += 1;
     }
+    Ok(true)
 }
 
 /// The tower's rows of the pictures behind the first `held` tokens.
-fn rows(looks: &std::collections::BTreeMap<[u8; 32], Look>, plan: &Plan, held: usize) -> Vec<f32> {
+fn rows(looks: &Looks, plan: &Plan, held: usize) -> Vec<f32> {
     let spans = plan.tokens.spans.iter().filter(|span| span.at >= held);
     spans.filter_map(|span| looks.get(&span.hash)).flat_map(|look| &look.rows).copied().collect()
 }

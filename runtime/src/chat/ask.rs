@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 
 use super::error::ChatError;
+use super::sampler::Sampling;
+use super::stops::{LoopLimits, StopStream};
 
 /// Whether an answer begins with reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,10 +76,16 @@ impl Cancel {
 /// How an answer is wanted. [`Ask::default`] is greedy, without reasoning, of at most 512 tokens.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
     /// Whether it begins with reasoning.
     pub thinking: Thinking,
     /// The most tokens of the answer, reasoning included.
     pub max_new: usize,
+    /// Strings that end the answer, and are not part of it.
+    pub stop: &'a [String],
+    /// When an answer that goes round in circles is ended; with a period of 0 it never is.
+    pub loop_limits: LoopLimits,
     /// Definitions of functions that the model may call, as JSON.
     pub tools: &'a [Value],
     /// What happens when the conversation outgrows the context.
@@ -90,19 +98,31 @@ pub struct Ask<'a> {
 
 impl Default for Ask<'_> {
     fn default() -> Self {
-        Ask { thinking: Thinking::Off, max_new: 512, tools: &[], overflow: Overflow::Refuse, raw: false, cancel: None }
+        Ask {
+            sampling: Sampling::default(),
+            thinking: Thinking::Off,
+            max_new: 512,
+            stop: &[],
+            loop_limits: LoopLimits::default(),
+            tools: &[],
+            overflow: Overflow::Refuse,
+            raw: false,
+            cancel: None,
+        }
     }
 }
 
 impl Ask<'_> {
-    /// Refuses what makes no sense, by name.
+    /// Refuses what makes no sense for a model of so many tokens, by name.
     ///
     /// # Errors
     /// The first of its values that is out of range.
-    pub fn check(&self) -> Result<(), ChatError> {
+    pub fn check(&self, vocab: usize) -> Result<(), ChatError> {
         if self.max_new == 0 {
             return Err(ChatError::NothingToSay);
         }
+        self.sampling.check(vocab)?;
+        StopStream::new(self.stop.to_vec())?;
         Ok(())
     }
 

@@ -4,6 +4,8 @@ use crate::bundle::BundleError;
 use crate::model::ModelError;
 use crate::npu::NpuError;
 
+use super::sampler::SamplingError;
+use super::stops::StopError;
 use super::template::TemplateError;
 
 /// Why a bundle could not be loaded or a turn not be answered.
@@ -25,6 +27,12 @@ pub enum ChatError {
     /// The conversation does not become a prompt.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// How tokens are to be chosen makes no sense, or the model gives nothing to choose from.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// Stop strings that make no sense.
+    #[error(transparent)]
+    Stops(#[from] StopError),
     /// The prompt does not fit.
     #[error("the prompt has {prompt} tokens but the context holds {max_ctx}; shorten it or raise --max-ctx")]
     PromptTooLong {

@@ -20,6 +20,7 @@ mod schema;
 mod session;
 mod state;
 mod stops;
+mod store;
 mod stream;
 mod template;
 mod thinking;
@@ -37,11 +38,12 @@ pub use grammar::{Constraint, GrammarError, Grammars, ToolChoice};
 pub use guard::{ControlTokens, Rendered};
 pub use marks::MarkLimits;
 pub use message::{Message, MessageError, Part, Role, ToolCall};
-pub use options::{Event, Outcome, Stop, Timing, Turn};
+pub use options::{Event, Outcome, Stop, Timing, TokenLogprob, Turn};
 pub use picture::Picture;
 pub use sampler::{Chosen, MAX_LOGPROBS, Preset, Sampler, Sampling, SamplingError, TokenSet};
 pub use session::{Said, Session};
 pub use stops::{Circle, LoopGuard, LoopLimits, MAX_STOP_BYTES, MAX_STOPS, StopError, StopStream};
+pub use store::{Restored, StoreError};
 pub use stream::TextStream;
 pub use template::{Request, Template, TemplateError, prompt};
 pub use thinking::{Channel, ThinkingBudget, ThinkingSplit};
@@ -62,6 +64,8 @@ pub struct Chat {
     tokenizer: Tokenizer,
     template: Template,
     stop: Vec<u32>,
+    /// That of the last answer.
+    sampler: Option<Sampler>,
 }
 
 /// A prompt in tokens, its pictures encoded.
@@ -112,7 +116,7 @@ impl Chat {
         let template = Template::of(&bundle)?;
         let model = Model::load(bundle, npu, &options, progress)?;
         progress(Progress::Ready);
-        Ok(Chat { model, tokenizer, template, stop })
+        Ok(Chat { model, tokenizer, template, stop, sampler: None })
     }
 
     /// Answers one turn from an empty state: a conversation of one question. Every piece of finished text goes to `event`

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::stops::Circle;
 use crate::image::Rgb;
 use crate::model::Profile;
 use crate::npu::Counters;
@@ -54,7 +55,16 @@ pub enum Event<'a> {
         total: usize,
     },
     /// A token of the answer; what it makes certain follows.
-    Token(u32),
+    Token {
+        /// The token.
+        token: u32,
+        /// Its log probability, if [`Sampling::logprobs`](super::Sampling::logprobs) asks for it and it was not forced.
+        logprob: Option<f32>,
+        /// The most probable tokens in its place, with theirs.
+        top: &'a [(u32, f32)],
+    },
+    /// More of what the model thinks before it answers.
+    Reasoning(&'a str),
     /// More text of the answer; whole characters, never taken back.
     Text(&'a str),
 }
@@ -65,6 +75,10 @@ pub enum Event<'a> {
 pub enum Stop {
     /// The model said so, with this token.
     Token(u32),
+    /// This stop string came up, by its index.
+    String(usize),
+    /// It went round in circles.
+    Circle(Circle),
     /// `max_new` tokens were written.
     Budget,
     /// The context is full.
@@ -104,14 +118,41 @@ pub struct Outcome {
     pub image_tokens: usize,
     /// Tokens of the answer, without the stop token.
     pub tokens: Vec<u32>,
+    /// What was thought before: all [`Event::Reasoning`] in one.
+    pub reasoning: String,
     /// The answer: all [`Event::Text`] in one.
     pub text: String,
+    /// Log probabilities of `tokens`, if they were asked for.
+    pub logprobs: Vec<TokenLogprob>,
     /// Whether there is an answer at all: not if it was broken off before its first token.
     pub answered: bool,
     /// Why it ended.
     pub stop: Stop,
     /// Where the time went.
     pub timing: Timing,
+}
+
+/// A token with its log probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Its log probability in the model's own distribution; none if the token was forced.
+    pub logprob: Option<f32>,
+    /// The most probable tokens in its place, with theirs.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Outcome {
+    /// Why it ended, in the words of the common interfaces: `stop`, `length` or `cancelled`.
+    #[must_use]
+    pub fn finish_reason(&self) -> &'static str {
+        match self.stop {
+            Stop::Token(_) | Stop::String(_) => "stop",
+            Stop::Budget | Stop::Context | Stop::Circle(_) => "length",
+            Stop::Cancelled => "cancelled",
+        }
+    }
 }
 
 impl Default for Outcome {
@@ -122,7 +163,9 @@ impl Default for Outcome {
             dropped: 0,
             image_tokens: 0,
             tokens: Vec::new(),
+            reasoning: String::new(),
             text: String::new(),
+            logprobs: Vec::new(),
             answered: false,
             stop: Stop::Cancelled,
             timing: Timing::default(),

@@ -26,6 +26,9 @@ impl From<Message> for Said {
     }
 }
 
+/// Pictures by their hash.
+pub(super) type Looks = BTreeMap<[u8; 32], Look>;
+
 /// What the tower made of a picture.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
@@ -49,7 +52,7 @@ pub(super) struct Look {
 #[derive(Debug, Default)]
 pub struct Session {
     pub(super) said: Vec<Said>,
-    pub(super) looks: BTreeMap<[u8; 32], Look>,
+    pub(super) looks: Looks,
     pub(super) state: State<Model>,
     pub(super) encoding: Encoding,
 }

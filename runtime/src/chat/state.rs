@@ -89,6 +89,17 @@ impl<M: Machine> State<M> {
         }
     }
 
+    /// The last place to go back to: tokens before it, and what the model remembered there.
+    pub(super) fn last_mark(&self) -> Option<(usize, &M::Snapshot)> {
+        self.marks.latest(usize::MAX).map(|mark| (mark.len, &mark.snapshot))
+    }
+
+    /// Holds a sequence of these tokens from now on.
+    pub(super) fn adopt(&mut self, sequence: M::Sequence, tokens: Tokens) {
+        self.forget();
+        (self.sequence, self.tokens) = (Some(sequence), tokens);
+    }
+
     /// Holds nothing any more.
     pub(super) fn forget(&mut self) {
         *self = State { limits: self.limits, ..State::default() };

@@ -1,61 +1,149 @@
-//! From tokens to what is shown of them.
+//! From logits to tokens, and from tokens to what is shown of them.
 
 use std::ops::ControlFlow;
 
-use super::ask::Ask;
+use super::ask::{Ask, Thinking};
 use super::error::ChatError;
-use super::options::{Event, Outcome, Stop};
+use super::options::{Event, Outcome, Stop, TokenLogprob};
+use super::sampler::Sampler;
+use super::stops::{LoopGuard, StopStream};
 use super::stream::TextStream;
+use super::thinking::{Channel, ThinkingBudget, ThinkingSplit};
 use super::tokenizer::Tokenizer;
-use crate::model::ModelError;
 
 /// Where events go.
 pub(super) type Listener<'a> = dyn FnMut(Event<'_>) -> ControlFlow<()> + 'a;
 
 /// Chooses tokens, and makes text of them.
+///
+/// ```text
+/// logits -> (forced | sampler) -> token -> bytes -> whole characters -> reasoning
+///                                                                    -> answer -> up to a stop string -> text
+/// ```
 pub(super) struct Writer<'a> {
     tokenizer: &'a Tokenizer,
+    sampler: &'a mut Sampler,
+    budget: ThinkingBudget,
+    guard: LoopGuard,
     stream: TextStream,
+    split: ThinkingSplit,
+    /// Log probability of the token that was chosen last, and the most probable ones; not of one that was forced.
+    logprob: Option<f32>,
+    top: Vec<(u32, f32)>,
+    fresh: String,
+    page: Page<'a>,
+}
+
+/// Where text is put.
+struct Page<'a> {
     outcome: &'a mut Outcome,
     event: &'a mut Listener<'a>,
+    stops: StopStream,
+    certain: String,
+    /// Why the answer ends here.
+    end: Option<Stop>,
+}
+
+impl Page<'_> {
+    fn tell(&mut self, event: Event<'_>) {
+        if (self.event)(event).is_break() {
+            self.end.get_or_insert(Stop::Cancelled);
+        }
+    }
+
+    fn put(&mut self, channel: Channel, text: &str) {
+        match channel {
+            Channel::Reasoning => {
+                self.outcome.reasoning.push_str(text);
+                self.tell(Event::Reasoning(text));
+            }
+            Channel::Answer => {
+                let mut certain = std::mem::take(&mut self.certain);
+                let stop = self.stops.push(text, &mut certain);
+                self.answer(&certain);
+                certain.clear();
+                self.certain = certain;
+                // It is over here, whatever the listener says.
+                self.end = stop.map(Stop::String).or(self.end);
+            }
+        }
+    }
+
+    fn answer(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.outcome.text.push_str(text);
+            self.tell(Event::Text(text));
+        }
+    }
 }
 
 impl<'a> Writer<'a> {
     pub(super) fn new(
         tokenizer: &'a Tokenizer,
-        _ask: &Ask<'_>,
+        sampler: &'a mut Sampler,
+        ask: &Ask<'_>,
         outcome: &'a mut Outcome,
         event: &'a mut Listener<'a>,
-    ) -> Writer<'a> {
-        Writer { tokenizer, stream: TextStream::new(), outcome, event }
+    ) -> Result<Writer<'a>, ChatError> {
+        let limit = match ask.thinking {
+            Thinking::Budget(tokens) => Some(tokens),
+            Thinking::Off | Thinking::On => None,
+        };
+        let closing = if limit.is_some() { tokenizer.encode(ThinkingBudget::CLOSING)? } else { Vec::new() };
+        let stops = StopStream::new(ask.stop.to_vec())?;
+        Ok(Writer {
+            tokenizer,
+            sampler,
+            budget: ThinkingBudget::new(limit, closing),
+            guard: LoopGuard::new(ask.loop_limits),
+            stream: TextStream::new(),
+            split: ThinkingSplit::new(ask.thinking.is_on()),
+            logprob: None,
+            top: Vec::new(),
+            fresh: String::new(),
+            page: Page { outcome, event, stops, certain: String::new(), end: None },
+        })
     }
 
     /// The token that comes next.
     pub(super) fn choose(&mut self, logits: &[f32]) -> Result<u32, ChatError> {
-        Ok(host_ops::sample::argmax(logits).map(|token| token as u32).ok_or(ModelError::NoNumbers)?)
+        self.top.clear();
+        if let Some(forced) = self.budget.forced(self.split.is_open()) {
+            self.logprob = None;
+            return Ok(forced);
+        }
+        let chosen = self.sampler.choose(logits, None)?;
+        self.logprob = chosen.logprob;
+        self.top.extend_from_slice(chosen.top);
+        Ok(chosen.token)
     }
 
-    /// Takes it; all that it makes certain is told, even if the listener breaks off.
+    /// Takes it; all that it makes certain is told, even if the listener breaks off. Gives why the answer ends here, if it
+    /// does.
     pub(super) fn take(&mut self, token: u32) -> Option<Stop> {
-        self.outcome.tokens.push(token);
-        let mut flow = (self.event)(Event::Token(token));
-        let text = &mut self.outcome.text;
-        let at = text.len();
-        self.stream.push(self.tokenizer.bytes(token), text);
-        if text.len() > at {
-            let told = (self.event)(Event::Text(&text[at..]));
-            flow = if told.is_break() { told } else { flow };
+        self.sampler.accept(token);
+        let Writer { page, top, logprob, fresh, .. } = self;
+        page.outcome.tokens.push(token);
+        if self.sampler.sampling().logprobs.is_some() {
+            page.outcome.logprobs.push(TokenLogprob { token, logprob: *logprob, top: top.clone() });
         }
-        flow.is_break().then_some(Stop::Cancelled)
+        page.tell(Event::Token { token, logprob: *logprob, top });
+        fresh.clear();
+        self.stream.push(self.tokenizer.bytes(token), fresh);
+        self.split.push(fresh, &mut |channel, text| page.put(channel, text));
+        let circle = self.guard.push(token).map(Stop::Circle);
+        page.end.or(circle)
     }
 
     /// What still waited for more.
-    pub(super) fn finish(&mut self) {
-        let text = &mut self.outcome.text;
-        let at = text.len();
-        self.stream.finish(text);
-        if text.len() > at {
-            let _ = (self.event)(Event::Text(&text[at..]));
-        }
+    pub(super) fn finish(self) {
+        let Writer { mut stream, mut split, mut fresh, mut page, .. } = self;
+        fresh.clear();
+        stream.finish(&mut fresh);
+        split.push(&fresh, &mut |channel, text| page.put(channel, text));
+        split.finish(&mut |channel, text| page.put(channel, text));
+        let mut certain = std::mem::take(&mut page.certain);
+        page.stops.finish(&mut certain);
+        page.answer(&certain);
     }
 }

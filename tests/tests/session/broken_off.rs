@@ -22,7 +22,7 @@ fn a_turn_broken_off_at_any_event_leaves_a_conversation_that_goes_on() {
                 Event::Patches { .. } => "patches",
                 Event::Image { .. } => "image",
                 Event::Prompt { .. } => "prompt",
-                Event::Token(_) => "token",
+                Event::Token { .. } => "token",
                 Event::Text(_) => "text",
                 other => panic!("{other:?}"),
             });

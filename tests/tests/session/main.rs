@@ -2,6 +2,7 @@
 //! only. On a tiny random model: what it says is gibberish, but it has to be the same gibberish.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 
+mod answers;
 mod broken_off;
 mod turns;
 
@@ -33,9 +34,12 @@ fn bundle() -> &'static Path {
 }
 
 fn load(max_ctx: usize) -> (Chat, Arc<Model>) {
+    load_with(LoadOptions { max_ctx, ..LoadOptions::default() })
+}
+
+fn load_with(options: LoadOptions) -> (Chat, Arc<Model>) {
     let device = Model::new(Config { coherent: false, ..Config::default() });
     let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
-    let options = LoadOptions { max_ctx, ..LoadOptions::default() };
     (Chat::load(Bundle::open(bundle()).unwrap(), npu, options, &mut |_| {}).unwrap(), device)
 }
 
