@@ -82,7 +82,7 @@ impl Chat {
             session.said.drain(first..first + outcome.dropped);
         }
         if outcome.answered {
-            session.said.push(Message::assistant(Some(outcome.reasoning.clone()), outcome.text.clone()).into());
+            session.said.push(message(&outcome).into());
         }
         outcome.timing.profile = self.model.profile().since(&before.0);
         outcome.timing.counters = self.model.counters().since(&before.1);
@@ -119,6 +119,7 @@ impl Chat {
             Some(same) if *same.sampling() == ask.sampling => same,
             other => other.insert(Sampler::new(ask.sampling.clone(), vocab)?),
         };
+        let calls = session.messages().map(|message| message.tool_calls.len()).sum();
         let Session { state, looks, .. } = session;
         let mut seat = state.seat(model);
         let held = seat.rewind(&plan.tokens);
@@ -141,7 +142,7 @@ impl Chat {
         }
         outcome.answered = true;
         sampler.begin(&plan.tokens.ids);
-        let mut writer = Writer::new(tokenizer, sampler, ask, outcome, event)?;
+        let mut writer = Writer::new(tokenizer, sampler, ask, calls, outcome, event)?;
         let first = writer.choose(seat.logits()?)?;
         let prefill = started.elapsed();
         let started = Instant::now();
@@ -179,6 +180,17 @@ impl Chat {
         let planner = Planner { template: &self.template, tokenizer: &self.tokenizer, max_ctx: self.model.max_ctx() };
         planner.plan(&messages, &shown, ask, &mut session.encoding)
     }
+}
+
+/// The assistant's message. What was meant to be a call stays in it as it was written, so that the model can be told what
+/// was wrong with it.
+fn message(outcome: &Outcome) -> Message {
+    let mut text = outcome.text.clone();
+    for (refused, _) in &outcome.refused {
+        text.extend(["\n<tool_call>\n", refused, "\n</tool_call>"]);
+    }
+    let message = Message::assistant(Some(outcome.reasoning.clone()), text);
+    Message { tool_calls: outcome.calls.clone(), ..message }
 }
 
 /// Encodes the pictures behind the first `held` tokens that have not been. Gives whether it came to its end.

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::Value;
-
 use super::error::ChatError;
 use super::sampler::Sampling;
 use super::stops::{LoopLimits, StopStream};
+use super::tools::Tools;
 
 /// Whether an answer begins with reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,8 +85,8 @@ pub struct Ask<'a> {
     pub stop: &'a [String],
     /// When an answer that goes round in circles is ended; with a period of 0 it never is.
     pub loop_limits: LoopLimits,
-    /// Definitions of functions that the model may call, as JSON.
-    pub tools: &'a [Value],
+    /// Functions that the model may call.
+    pub tools: Option<&'a Tools>,
     /// What happens when the conversation outgrows the context.
     pub overflow: Overflow,
     /// Control tokens that are written out in messages become those tokens. Only for texts that one wrote oneself.
@@ -104,7 +103,7 @@ impl Default for Ask<'_> {
             max_new: 512,
             stop: &[],
             loop_limits: LoopLimits::default(),
-            tools: &[],
+            tools: None,
             overflow: Overflow::Refuse,
             raw: false,
             cancel: None,

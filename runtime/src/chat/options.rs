@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::message::ToolCall;
 use super::stops::Circle;
+use super::tools::ToolError;
 use crate::image::Rgb;
 use crate::model::Profile;
 use crate::npu::Counters;
@@ -65,6 +67,15 @@ pub enum Event<'a> {
     },
     /// More of what the model thinks before it answers.
     Reasoning(&'a str),
+    /// A call of a function. What stands between its tags is no text of the answer.
+    Call(&'a ToolCall),
+    /// Something that was meant to be a call of a function, and is none.
+    Refused {
+        /// What was written between the tags.
+        text: &'a str,
+        /// Why it is none; fit to be told to the model.
+        error: &'a ToolError,
+    },
     /// More text of the answer; whole characters, never taken back.
     Text(&'a str),
 }
@@ -122,6 +133,10 @@ pub struct Outcome {
     pub reasoning: String,
     /// The answer: all [`Event::Text`] in one.
     pub text: String,
+    /// Functions that were called.
+    pub calls: Vec<ToolCall>,
+    /// What was meant to be calls and is none: what was written, and why.
+    pub refused: Vec<(String, ToolError)>,
     /// Log probabilities of `tokens`, if they were asked for.
     pub logprobs: Vec<TokenLogprob>,
     /// Whether there is an answer at all: not if it was broken off before its first token.
@@ -144,10 +159,11 @@ pub struct TokenLogprob {
 }
 
 impl Outcome {
-    /// Why it ended, in the words of the common interfaces: `stop`, `length` or `cancelled`.
+    /// Why it ended, in the words of the common interfaces: `stop`, `length`, `tool_calls` or `cancelled`.
     #[must_use]
     pub fn finish_reason(&self) -> &'static str {
         match self.stop {
+            Stop::Token(_) if !self.calls.is_empty() => "tool_calls",
             Stop::Token(_) | Stop::String(_) => "stop",
             Stop::Budget | Stop::Context | Stop::Circle(_) => "length",
             Stop::Cancelled => "cancelled",
@@ -165,6 +181,8 @@ impl Default for Outcome {
             tokens: Vec::new(),
             reasoning: String::new(),
             text: String::new(),
+            calls: Vec::new(),
+            refused: Vec::new(),
             logprobs: Vec::new(),
             answered: false,
             stop: Stop::Cancelled,

@@ -10,6 +10,7 @@ use super::message::{Message, Part, Role};
 use super::state::Tokens;
 use super::template::{IMAGE_PAD, Request, Template, TemplateError};
 use super::tokenizer::Tokenizer;
+use super::tools::Tools;
 
 /// A prompt that is ready to be read.
 #[derive(Debug)]
@@ -95,7 +96,7 @@ impl Planner<'_> {
     fn text(&self, messages: &[Message], ask: &Ask<'_>, prompt: bool) -> Result<Rendered, TemplateError> {
         let request = Request {
             messages,
-            tools: ask.tools,
+            tools: ask.tools.map_or(&[], Tools::values),
             add_generation_prompt: prompt,
             thinking: ask.thinking.is_on(),
             variables: None,

@@ -10,6 +10,7 @@ use super::stops::{LoopGuard, StopStream};
 use super::stream::TextStream;
 use super::thinking::{Channel, ThinkingBudget, ThinkingSplit};
 use super::tokenizer::Tokenizer;
+use super::tools::{ToolEvent, ToolParser};
 
 /// Where events go.
 pub(super) type Listener<'a> = dyn FnMut(Event<'_>) -> ControlFlow<()> + 'a;
@@ -18,7 +19,7 @@ pub(super) type Listener<'a> = dyn FnMut(Event<'_>) -> ControlFlow<()> + 'a;
 ///
 /// ```text
 /// logits -> (forced | sampler) -> token -> bytes -> whole characters -> reasoning
-///                                                                    -> answer -> up to a stop string -> text
+///                                                                    -> answer -> up to a stop string -> text, calls
 /// ```
 pub(super) struct Writer<'a> {
     tokenizer: &'a Tokenizer,
@@ -39,6 +40,9 @@ struct Page<'a> {
     outcome: &'a mut Outcome,
     event: &'a mut Listener<'a>,
     stops: StopStream,
+    tools: Option<ToolParser<'a>>,
+    /// Calls that the conversation has had.
+    calls: usize,
     certain: String,
     /// Why the answer ends here.
     end: Option<Stop>,
@@ -70,6 +74,32 @@ impl Page<'_> {
     }
 
     fn answer(&mut self, text: &str) {
+        match self.tools.take() {
+            None => self.text(text),
+            Some(mut parser) => {
+                parser.push(text, &mut |event| self.tool(event));
+                self.tools = Some(parser);
+            }
+        }
+    }
+
+    fn tool(&mut self, event: ToolEvent) {
+        match event {
+            ToolEvent::Text(text) => self.text(&text),
+            ToolEvent::Call(mut call) => {
+                self.calls += 1;
+                call.id = Some(format!("call_{}", self.calls));
+                self.tell(Event::Call(&call));
+                self.outcome.calls.push(call);
+            }
+            ToolEvent::Refused { text, error } => {
+                self.tell(Event::Refused { text: &text, error: &error });
+                self.outcome.refused.push((text, error));
+            }
+        }
+    }
+
+    fn text(&mut self, text: &str) {
         if !text.is_empty() {
             self.outcome.text.push_str(text);
             self.tell(Event::Text(text));
@@ -81,7 +111,8 @@ impl<'a> Writer<'a> {
     pub(super) fn new(
         tokenizer: &'a Tokenizer,
         sampler: &'a mut Sampler,
-        ask: &Ask<'_>,
+        ask: &Ask<'a>,
+        calls: usize,
         outcome: &'a mut Outcome,
         event: &'a mut Listener<'a>,
     ) -> Result<Writer<'a>, ChatError> {
@@ -101,7 +132,15 @@ impl<'a> Writer<'a> {
             logprob: None,
             top: Vec::new(),
             fresh: String::new(),
-            page: Page { outcome, event, stops, certain: String::new(), end: None },
+            page: Page {
+                outcome,
+                event,
+                stops,
+                tools: ask.tools.filter(|tools| !tools.is_empty()).map(ToolParser::new),
+                calls,
+                certain: String::new(),
+                end: None,
+            },
         })
     }
 
@@ -145,5 +184,8 @@ impl<'a> Writer<'a> {
         let mut certain = std::mem::take(&mut page.certain);
         page.stops.finish(&mut certain);
         page.answer(&certain);
+        if let Some(mut parser) = page.tools.take() {
+            parser.finish(&mut |event| page.tool(event));
+        }
     }
 }
