@@ -77,6 +77,14 @@ pub(crate) enum CliError {
         /// Why not.
         what: String,
     },
+    /// A text to foretell cannot be used.
+    #[error("text {}: {what}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
     /// No NPU can be used, and one was asked for.
     #[error("{0}")]
     Device(String),

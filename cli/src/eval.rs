@@ -13,7 +13,7 @@ use std::time::Instant;
 
 pub(crate) fn run(bundle: &Path, file: &Path, json: bool, options: &RunOptions) -> Result<(), CliError> {
     let interrupt = Interrupt::install();
-    let wrong = |what: String| CliError::Prompt { from: file.display().to_string(), what };
+    let wrong = |what: String| CliError::Text { path: file.to_owned(), what };
     let text = files::read(file).map_err(|error| wrong(error.to_string()))?;
     let text = String::from_utf8(text)
         .map_err(|error| wrong(format!("byte {} is not UTF-8 text", error.utf8_error().valid_up_to())))?;

@@ -41,7 +41,8 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         command: Command::Export,
         word: "export",
         positional: &["checkpoint", "bundle"],
-        help: "makes a bundle of a Hugging Face checkpoint",
+        help: "makes a bundle of a Hugging Face checkpoint: a directory with config.json, tokenizer.json and the weights, \
+               model.safetensors or shards of it with their index",
     },
     CommandSpec {
         command: Command::Eval,

@@ -225,7 +225,9 @@ fn true_size(name: &str) {
     let size = Size::named(name).unwrap();
     let tower = driver_tests::checkpoint::Tower { depth: 2, ..size.tower };
     let size = Size { layers: 4, vocab: 4096, words: 4000, tower, ..size };
-    agree(&size, Form { old: false, shards: 2 }, WeightFormat::Bfp16, 3);
+    for format in [WeightFormat::Bfp16, WeightFormat::Bfp6s] {
+        agree(&size, Form { old: false, shards: 2 }, format, 3);
+    }
 }
 
 #[test]

@@ -110,9 +110,9 @@ fn bfp6s_bundles_agree_with_a_float_run_on_their_weights() {
                 let second = expected.iter().enumerate().filter(|(i, _)| *i != chosen[1]);
                 let second = second.fold(f32::NEG_INFINITY, |most, (_, logit)| most.max(*logit));
                 if chosen[0] == chosen[1] {
-                    equal += 1
+                    equal += 1;
                 } else {
-                    flips.push(best - second)
+                    flips.push(best - second);
                 }
                 largest = largest.max(largest_difference(found, expected));
                 steps += 1;
