@@ -24,6 +24,7 @@ import checkpoint
 import data
 import pictures
 import talk
+import tools
 
 
 def blocks(w):
@@ -54,12 +55,19 @@ def as_packed(m):
 
 
 def cases(rng, writer, n, others):
-    """{(group, kind): [(scene or None, row)]}, one answer to measure a row: its last."""
+    """{(group, kind): [(scenes, row)]}, one answer to measure a row: its last. With a function called, the call and the answer."""
     out = collections.defaultdict(list)
 
     def add(group, kind, sc, turns, **k):
-        ids, spans, slot = writer.write(sc, turns, **k)
-        out[group, kind].append((sc, (ids, spans[-1:] if not k.get("thinking") else spans[-2:], slot)))
+        for t in turns:
+            t.setdefault("scene", sc)
+        ids, spans, slots = writer.write(turns, **k)
+        measured = (2 if k.get("thinking") else 1) * (2 if "call" in turns[-1] else 1)
+        scenes = []
+        for t in turns:
+            if t["scene"] and t["scene"] is not (scenes or [None])[-1]:
+                scenes.append(t["scene"])
+        out[group, kind].append((scenes, (ids, spans[-measured:], slots)))
 
     def fresh(kind, grid=pictures.SQUARE, **k):
         while True:
@@ -103,6 +111,56 @@ def cases(rng, writer, n, others):
             add("thinking", kind, None, [talk.without_picture(rng, kind)], thinking=True)
             add("second turn, any", kind, None, [talk.without_picture(rng), talk.without_picture(rng, kind)], keep=rng.random() < 0.5)
             add("system prompt", kind, None, [talk.without_picture(rng, kind)], system=rng.choice(talk.SYSTEM_HELD))
+
+    rng = random.Random(rng.getrandbits(32))
+    both = {"add", "clock"}
+
+    def called(kind, names=both, **k):
+        if kind in ("clock", "time, none offered"):
+            return tools.clock(rng, names, **k)
+        digits = {"add: one digit": 1, "add: two digits": 2, "add: three digits": 3}.get(kind) or rng.choice([2, 3])
+        return tools.add(rng, names, digits=digits, **k)
+
+    def ordinary(kind, names):
+        if kind in talk.WEIGHTS:
+            return fresh(kind)
+        while True:
+            t = talk.without_picture(rng, kind)
+            if not (t["question"] in tools.TIME[0] and "clock" in names):
+                return None, t
+
+    for kind in list(talk.WEIGHTS) + list(talk.TEXT_KINDS):
+        for _ in range(others):
+            which = ["clock"] if kind == "sum" else rng.choice([["add", "clock"], ["add", "clock"], ["add"], ["clock"], []])
+            definitions, names = tools.offer(rng, which)
+            sc, t = ordinary(kind, names)
+            before = [called(rng.choice(["add: two digits", "clock"]), names)] if rng.random() < 0.5 else []
+            add("tools offered", kind, sc, before + [t], definitions=definitions, keep=rng.random() < 0.5)
+            if kind in talk.WEIGHTS:
+                sc, t = fresh(kind)
+                t["scene"] = sc
+                first = talk.without_picture(rng) if rng.random() < 0.5 else talk.about_picture(rng, other := pictures.scene(rng, pictures.SQUARE))
+                first["scene"] = other if first["kind"] in talk.WEIGHTS else None
+                add("new picture in the second turn", kind, sc, [first, t], keep=rng.random() < 0.5)
+    for kind in CALLS:
+        for i in range(n):
+            none = kind.endswith("none offered")
+            definitions, names = tools.offer(rng, [] if none else ["add", "clock"] if rng.random() < 0.6 else ["clock"] if kind == "clock" else ["add"])
+            if none and rng.random() < 0.5:
+                definitions = None
+            add("trained wording", kind, None, [called(kind, names)], definitions=definitions)
+            if i < others:
+                add("thinking", kind, None, [called(kind, names)], definitions=definitions, thinking=True)
+                add("system prompt", kind, None, [called(kind, names)], definitions=definitions, system=rng.choice(talk.SYSTEM_HELD))
+                sc = pictures.scene(rng, pictures.SQUARE) if rng.random() < 0.5 else None
+                add("second turn, any", kind, sc, [talk.about_picture(rng, sc) if sc else talk.without_picture(rng, "talk"), called(kind, names)], definitions=definitions, keep=rng.random() < 0.5)
+                if not none:
+                    add("tools offered", kind, None, [called(kind)], definitions=tools.EXAMPLE)
+                    first = called(kind, names)
+                    u = called(kind, names, **(dict(again=True) if kind == "clock" else dict(before=int(first["result"]), again=True)))
+                    add("second turn, elliptic", kind, None, [first, u], definitions=definitions, keep=rng.random() < 0.5)
+            if i < 2 * others:
+                add("new wording", kind, None, [called(kind, names, held=True)], definitions=definitions)
     return out
 
 
@@ -110,20 +168,21 @@ def batches(found, size=16, seed=1):
     """Rows of equal picture size together; yields (batch, keys of the rows)."""
     rng, by_grid = random.Random(seed), collections.defaultdict(list)
     for key, rows in found.items():
-        for sc, row in rows:
-            by_grid[sc["grid"] if sc else None].append((key, sc, row))
+        for scenes, row in rows:
+            by_grid[scenes[0]["grid"] if scenes else None].append((key, scenes, row))
     for grid, items in by_grid.items():
         items.sort(key=lambda i: len(i[2][0]))
         for k in range(0, len(items), size):
             part = items[k : k + size]
-            b = data.collate([row for _, _, row in part], grid)
+            b = data.collate([row for _, _, row in part])
             if grid:
-                b.update(grid=grid, pixels=np.stack([pictures.patches(pictures.render(sc, rng)) for _, sc, _ in part]))
+                b.update(grid=grid, pixels=np.stack([pictures.patches(pictures.render(sc, rng)) for _, scenes, _ in part for sc in scenes]))
             owner = [i for i, (_, _, row) in enumerate(part) for _ in row[1]]
             yield {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in b.items()}, [key for key, _, _ in part], owner
 
 
-GROUPS = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes"]
+GROUPS = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes", "tools offered", "new picture in the second turn"]
+CALLS = ["add: one digit", "add: two digits", "add: three digits", "clock", "big sum, none offered", "time, none offered"]
 BOTH = ["new wording"]  # measured as it is and as packed; the other groups as packed
 
 
@@ -170,7 +229,7 @@ def main():
         shown += w
         for k, v in s.items():
             score[k] += v
-    kinds = list(talk.WEIGHTS) + list(talk.TEXT_KINDS)
+    kinds = list(talk.WEIGHTS) + list(talk.TEXT_KINDS) + CALLS
     columns = [("float32: " + g, g, True) for g in BOTH] + [(g, g, False) for g in GROUPS]
     head = ["question"] + [c[0] for c in columns]
     rows = []

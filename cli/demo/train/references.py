@@ -2,7 +2,7 @@
 
     python references.py CHECKPOINT SAMPLES OUT
 
-Writes OUT/index.json, a safetensors file a case (ids, logits of the last prompt row, 24 greedy tokens with stop ids ignored and
+Writes OUT/index.json, a safetensors file a case (ids, logits of the last prompt row, some greedy tokens with stop ids ignored and
 the top 16 logits of each step, positions) and one a picture (pixels, patches, the tower's output), with the picture as PNG.
 """
 import argparse
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen2VLImageProcessor, Qwen3_5ForConditionalGeneration
 
 import talk
+import tools
 
 STEPS, TOP = 24, 16
 
@@ -105,6 +106,9 @@ def main():
         dict(name="colour_think", message="What colour is the star?", image="three", thinking=True),
         dict(name="side_wide", message="What is on the left?", image="wide"),
         dict(name="exists_wide_think", message="Is there a yellow cross?", image="wide", thinking=True),
+        # Offered functions are nothing but a system text.
+        dict(name="add_call", message="What is 17 plus 25?", system=tools.block(tools.EXAMPLE), steps=58),
+        dict(name="clock_call", message="What time is it?", system=tools.block(tools.EXAMPLE)),
     ]
     index = dict(set="demo", images={}, cases=[], tokenizer=[])
     seen = {}
@@ -131,7 +135,7 @@ def main():
         s = seen.get(key)
         text = prompt([c["message"]], index["images"][key]["tokens"] if key else 0, c.get("system"), c.get("thinking", False))
         ids = r.tokenizer.encode(text, add_special_tokens=False).ids
-        tokens, rows = r.run(ids, s, STEPS)
+        tokens, rows = r.run(ids, s, c.get("steps", STEPS))
         full = r.logits(ids + tokens, s)[len(ids) - 1 : -1]
         rows = torch.stack(rows)
         top, which = rows.topk(TOP)

@@ -254,7 +254,8 @@ def without_picture(rng, kind=None, held=False):
             return turn("no picture", t["question"], NO_PICTURE, False)
 
 
-REASONS = {"no picture": "The question is about a picture, but there is none.", "sum": "This is a small sum.", "beyond": "This is not about shapes or small numbers.", "talk": "This is small talk."}
+REASONS = {"add": "The add function can do this.", "clock": "The clock function knows this.", "result": "Now I know the answer.", "big sum": "This is not about shapes or small numbers.", "time": "This is not about shapes or small numbers.",
+           "no picture": "The question is about a picture, but there is none.", "sum": "This is a small sum.", "beyond": "This is not about shapes or small numbers.", "talk": "This is small talk."}
 
 
 def loosely(rng, text):
@@ -262,7 +263,7 @@ def loosely(rng, text):
     if rng.random() < 0.1:
         text = text[0].lower() + text[1:]
     if len(text) > 8 and rng.random() < 0.1 and text[-1] in ".?!":
-        text = text[:-1]
+        text = text[:-1].rstrip()
     return text
 
 

@@ -39,9 +39,13 @@ def arguments():
     p.add_argument("--early", type=int, nargs=3, default=[8, 4, 12], help="rows with pictures, rows without and drills of a step, in the first half")
     p.add_argument("--late", type=int, nargs=3, default=[12, 4, 4])
     p.add_argument("--early-share", type=float, default=0.45)
+    p.add_argument("--tools", type=int, nargs=3, default=[0, 0, 0], help="rows with tools of a step: with a picture, without, practice in calling")
+    p.add_argument("--tools-budget", type=int, default=330)
+    p.add_argument("--digits", type=float, default=3, help="how much more a digit of a sum counts than another token, in rows with tools")
     p.add_argument("--budget", type=int, default=132, help="tokens of a conversation, about")
     p.add_argument("--thinking", type=float, default=0.35, help="the share of conversations whose last turn is thought about")
     p.add_argument("--processes", type=int, default=4)
+    p.add_argument("--threads", type=int, default=1, help="of each process")
     p.add_argument("--seed", type=int, default=1)
     return p.parse_args()
 
@@ -57,7 +61,7 @@ def train(rank, a, meeting):
     from model import Config, Labels, Model
 
     os.setsid()  # where a scheduler shares by session, each process is to count for itself
-    torch.set_num_threads(1)
+    torch.set_num_threads(a.threads)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=a.processes, timeout=datetime.timedelta(minutes=10))
     torch.manual_seed(a.seed)
     rng = random.Random(a.seed * 1000 + rank)
@@ -77,6 +81,7 @@ def train(rank, a, meeting):
         return i
 
     word_ids = [torch.tensor([word(" " + w) for w in names]) for names in (pictures.SHAPES, pictures.COLOUR_NAMES)]
+    digits = torch.tensor([tokenizer.token_to_id(str(n)) for n in range(10)])
     words = lambda: [m.language_model.embed_tokens.weight.detach()[i] for i in word_ids]
 
     def save(name):
@@ -150,13 +155,21 @@ def train(rank, a, meeting):
         logits, seen = m(b)
         answer = F.cross_entropy(logits, b["goal"])
         dense, reads = heads(seen, b, words())
-        part, norm = descend(opt, answer + (0.3 * (1 - part) + 0.03) * dense, step, begin, a.all, a.rate, 0.03)
+        done, loss = [(b, logits)], answer + (0.3 * (1 - part) + 0.03) * dense
+        if sum(a.tools):
+            c = tensors(data.batch(rng, writer, *(n // a.processes for n in a.tools), a.tools_budget, a.thinking, True))
+            called, _ = m(c)
+            weight = 1.0 + (a.digits - 1) * torch.isin(c["goal"], digits)
+            loss = loss + (F.cross_entropy(called, c["goal"], reduction="none") * weight).sum() / weight.sum()
+            done.append((c, called))
+        part, norm = descend(opt, loss, step, begin, a.all, a.rate, 0.03)
         step += 1
         if not first:
             continue
-        wrong = set(b["span"][logits.argmax(-1) != b["goal"]].tolist())
-        for i, kind in enumerate(b["kinds"]):
-            right[kind].append(i not in wrong)
+        for d, (c, guess) in enumerate(done):
+            wrong = set(c["span"][guess.argmax(-1) != c["goal"]].tolist())
+            for i, kind in enumerate(c["kinds"]):
+                right["tools: " * d + kind].append(i not in wrong)
         for k, v in dict(reads, answer=answer.item(), dense=dense.item(), norm=norm, length=b["ids"].shape[1]).items():
             acc[k].append(v)
         if step % 50 == 0:
