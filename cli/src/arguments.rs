@@ -3,7 +3,7 @@
 use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
 use runtime::bundle::WeightFormat;
-use runtime::model::KvFormat;
+use runtime::model::{KvFormat, Speculate};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +41,7 @@ pub(crate) struct RunOptions {
     pub(crate) threads: usize,
     /// None leaves it to the bundle.
     pub(crate) kv: Option<KvFormat>,
+    pub(crate) speculate: Speculate,
     pub(crate) timing: bool,
 }
 
@@ -79,6 +80,7 @@ pub(crate) enum Request {
         vision: bool,
         format: WeightFormat,
         kernels_from: Option<PathBuf>,
+        speculation: bool,
         threads: usize,
     },
     Eval {
@@ -104,7 +106,7 @@ pub(crate) enum Request {
 
 const DEFAULT_MAX_NEW: usize = 1024;
 const DEFAULT_MAX_CTX: usize = 8192;
-/// What Qwen3.5 was trained for. The cache is allocated at once.
+/// What Qwen3.5 was trained for.
 const MAX_CTX: usize = 262_144;
 const MAX_THREADS: usize = 1024;
 
@@ -170,11 +172,13 @@ struct Given {
     device: DeviceChoice,
     threads: usize,
     kv: Option<KvFormat>,
+    speculate: Speculate,
     refs: Option<PathBuf>,
     file: Option<PathBuf>,
     vision: Option<bool>,
     format: Option<WeightFormat>,
     kernels_from: Option<PathBuf>,
+    mtp: bool,
     json: bool,
     ops: bool,
     groups: Vec<driver_tests::cases::Group>,
@@ -257,6 +261,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
             vision: given.vision.unwrap_or(true),
             format: given.format.unwrap_or(WeightFormat::Bfp16),
             kernels_from: given.kernels_from,
+            speculation: given.mtp,
             threads: given.threads,
         },
         Command::Eval => {
@@ -311,6 +316,14 @@ impl Given {
                 self.kv =
                     Some(if either(spec, value, "f32", "16", "16 or f32")? { KvFormat::F32 } else { KvFormat::Half });
             }
+            Flag::Speculate => {
+                self.speculate = match text(spec, value)?.as_str() {
+                    "off" => Speculate::Off,
+                    "lookup" => Speculate::Lookup,
+                    "auto" => Speculate::Auto,
+                    other => return Err(wrong(spec, other, "lookup, auto or off")),
+                }
+            }
             Flag::File => self.file = Some(value.into()),
             Flag::Refs => self.refs = Some(value.into()),
             Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
@@ -321,6 +334,7 @@ impl Given {
                 self.format = Some(format.ok_or_else(|| wrong(spec, &value, expected))?);
             }
             Flag::KernelsFrom => self.kernels_from = Some(value.into()),
+            Flag::Mtp => self.mtp = true,
             Flag::Json => self.json = true,
             Flag::Ops => self.ops = true,
             Flag::Group => {
@@ -344,6 +358,7 @@ impl Given {
             max_ctx: self.max_ctx.unwrap_or(DEFAULT_MAX_CTX),
             threads: self.threads,
             kv: self.kv,
+            speculate: self.speculate,
             timing: self.timing,
         }
     }
@@ -434,13 +449,14 @@ mod tests {
     fn a_full_line_is_understood() {
         let request = words(
             "b --prompt hello --system be --image a.png --image b.jpg --thinking --max-new 7 --max-ctx=99 --timing \
-             --trace t.json --device /dev/accel/accel3 --threads 2 --kv f32",
+             --trace t.json --device /dev/accel/accel3 --threads 2 --kv f32 --speculate auto",
         );
         let run = RunOptions {
             device: DeviceChoice::Node("/dev/accel/accel3".into()),
             max_ctx: 99,
             threads: 2,
             kv: Some(KvFormat::F32),
+            speculate: Speculate::Auto,
             timing: true,
         };
         let talk = TalkOptions {

@@ -86,6 +86,7 @@ fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Dura
         max_ctx: run.max_ctx,
         threads: run.threads,
         kv: run.kv,
+        speculate: run.speculate,
         vision,
         deadline,
         ..LoadOptions::default()

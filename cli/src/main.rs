@@ -54,12 +54,13 @@ fn run() -> Result<(), CliError> {
         Request::Chat { bundle, talk } => talk::run(&bundle, &talk),
         Request::Demo { talk } => talk::run(&demo::bundle()?, &talk),
         Request::Check { bundle, json, run } => check::run(&bundle, json, &run),
-        Request::Export { checkpoint, bundle, refs, vision, format, kernels_from, threads } => {
+        Request::Export { checkpoint, bundle, refs, vision, format, kernels_from, speculation, threads } => {
             let options = ExportOptions {
                 refs,
                 vision: if vision { VisionExport::W8 } else { VisionExport::None },
                 format,
                 kernels_from,
+                speculation,
                 threads,
                 ..ExportOptions::new(checkpoint, bundle)
             };

@@ -209,6 +209,18 @@ fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> St
     out += &row("pictures", pictures, "", vision);
     out += &row("prompt", outcome.prompt_tokens, "tokens", prefill);
     out += &row("answer", timing.steps, "steps", decode);
+    let guesses = &timing.guesses;
+    if guesses.runs > 0 {
+        out += &format!(
+            "guesses    {} of {} accepted, in {} runs of {:.3} s; {} single steps of {:.3} s\n",
+            guesses.accepted,
+            guesses.guessed,
+            guesses.runs,
+            guesses.run_time.as_secs_f64(),
+            guesses.steps,
+            guesses.step_time.as_secs_f64()
+        );
+    }
     out += &format!("turn       {total:>26.3} s\n");
     let profile = &timing.profile;
     for (stage, (count, time)) in Stage::ALL.map(|stage| (stage, profile.stage(stage))) {

@@ -187,6 +187,29 @@ mod tests {
         assert!(max_difference(&turned(&q, 1)[..32], &expected) < 1e-6);
     }
 
+    /// The last position of the longest context. The reference rounds frequency and angle to f32; more is not lost, and
+    /// the first pair, whose angle is the position, loses nothing.
+    #[test]
+    fn the_last_position_is_as_far_round_as_f32_angles_can_tell() {
+        let rope = Text::new(64, 1e7, QWEN);
+        let mut table = Table::new();
+        for position in [262_143_u32, 262_142, 131_071] {
+            rope.fill(&[[position; 3]], &mut table);
+            let (cos, sin) = table.row(0);
+            for j in 0..32 {
+                let angle = f64::from(position) * 10f64.powf(-7.0 * j as f64 / 32.0);
+                let unsure = if j == 0 { 1e-7 } else { angle * 2.0_f64.powi(-23) + 1e-7 };
+                let off = (f64::from(cos[j]) - angle.cos()).hypot(f64::from(sin[j]) - angle.sin());
+                assert!(off <= unsure, "{position}, pair {j}: off by {off}, expected {unsure} at most");
+            }
+        }
+        // Neighbours stay apart.
+        rope.fill(&[[262_142; 3], [262_143; 3]], &mut table);
+        let ((a, b), (c, d)) = (table.row(0), table.row(1));
+        let turn = f64::from(a[0] * c[0] + b[0] * d[0]);
+        assert!((turn - 1f64.cos()).abs() < 1e-6, "{turn}");
+    }
+
     #[test]
     fn vision_turns_by_row_and_column_in_block_order() {
         let rope = Vision::new(64, 1e4);

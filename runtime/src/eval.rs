@@ -1,11 +1,17 @@
 //! How well a model foretells a text: its perplexity, by which formats and bundles are compared with one number.
 //!
-//! The text goes in as a prompt does, and the logits after each token are asked how likely the next one was. A text longer than the context is cut into windows that know nothing of each other; the first token of a window is
+//! The text goes in as a prompt, and the logits after each token are asked how likely the next one was.
+//! A text longer than the context is cut into windows that know nothing of each other; the first token of a window is
 //! foretold by nothing and not counted.
 
 use std::ops::ControlFlow;
 
 use crate::model::{Input, Model, ModelError, Positions};
+
+/// Tokens that go in together: their outputs are kept.
+const PIECE: usize = 2048;
+/// No token.
+const NOTHING: u32 = u32::MAX;
 
 /// How a text came out.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -41,19 +47,26 @@ pub fn run(
     let mut done = 0;
     for window in ids.chunks(window.min(model.max_ctx()).max(2)) {
         model.reset();
-        let (Some((_, next)), Some((_, ids))) = (window.split_first(), window.split_last()) else { continue };
-        if !next.is_empty() {
-            let at = 0..ids.len() as u32;
-            let positions = Positions { next: at.end, tokens: at.map(|at| [at; 3]).collect() };
+        // The last token of a window foretells nothing.
+        let mut next = window[1..].to_vec();
+        next.push(NOTHING);
+        for (ids, next) in window.chunks(PIECE).zip(next.chunks(PIECE)) {
+            // Whatever stands there is a word, be it the one that elsewhere stands for a part of a picture.
+            let positions = Positions::text(model.next_position(), ids.len());
             let input = Input { ids, positions: &positions, vision: &[] };
-            let Some(foretold) = model.foretell(&input, next, &mut |rows| progress(done + rows))? else {
+            let Some(foretold) = model.foretell(&input, next, &mut |piece| progress(done + piece))? else {
                 return Ok(None);
             };
-            all.loss += foretold.iter().map(|one| one.loss).sum::<f64>();
-            all.predicted += foretold.len();
+            let counted = foretold.iter().zip(next).filter(|(_, next)| **next != NOTHING);
+            for (foretold, _) in counted {
+                all.loss += foretold.loss;
+                all.predicted += 1;
+            }
+            done += ids.len();
+            if progress(done).is_break() {
+                return Ok(None);
+            }
         }
-        // The last token of a window foretells nothing.
-        done += window.len();
     }
     Ok(Some(all))
 }
@@ -63,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn perplexities_of_known_losses() {
+    fn perplexity_is_e_to_the_mean_loss() {
         let all = Evaluation { tokens: 3, predicted: 2, loss: 2.0 * 5.0_f64.ln() };
         assert!((all.perplexity() - 5.0).abs() < 1e-12);
         assert_eq!(Evaluation::default().perplexity(), 1.0);

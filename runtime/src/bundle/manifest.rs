@@ -38,6 +38,18 @@ pub struct Manifest {
 const WIDE: usize = 1 << 20;
 
 impl Manifest {
+    /// The kernel that takes the two slices of `mtp.fc`, `D` inputs and outputs each: of `o` and `down` the one with the
+    /// fewest inputs; those past `D` are zero.
+    #[must_use]
+    pub fn speculation_kernel(&self) -> Option<&'static str> {
+        let d = self.text.hidden;
+        let usable = ["o", "down"].into_iter().filter_map(|key| {
+            let gemm = self.gemms.get(key).filter(|gemm| gemm.k >= d && gemm.n == d)?;
+            Some((gemm.k, key))
+        });
+        usable.min_by_key(|(k, _)| *k).map(|(_, key)| key)
+    }
+
     /// Parses the text of a manifest and checks what can be checked without any other file.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use super::tensors::{DType, Entry, TensorFile};
 pub(super) fn check(manifest: &Manifest, tensors: &TensorFile) -> Result<(), BundleError> {
     let check = Check { manifest, tensors };
     check.text()?;
+    check.speculation()?;
     if let Some(vision) = &manifest.vision {
         check.vision(vision)?;
     }
@@ -94,6 +95,21 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The head for speculation: all of it, or none.
+    fn speculation(&self) -> Result<(), BundleError> {
+        let text = &self.manifest.text;
+        if !self.tensors.names().any(|name| name.starts_with("mtp.")) {
+            return Ok(());
+        }
+        let packed = ["in", "o", "gu", "fc0", "fc1"].map(str::to_owned).into_iter();
+        for part in packed.chain((0..text.down_slices).map(|slice| format!("down{slice}"))) {
+            self.packed(&format!("mtp.g.{part}"))?;
+        }
+        let host = |part: &str, width: usize| self.f32(&format!("mtp.h.{part}"), &[width]);
+        ["ln1", "ln2", "ln_e", "ln_h", "ln_f"].into_iter().try_for_each(|part| host(part, text.hidden))?;
+        ["q_norm", "k_norm"].into_iter().try_for_each(|part| host(part, text.head_dim))
     }
 
     fn vision(&self, vision: &VisionParams) -> Result<(), BundleError> {

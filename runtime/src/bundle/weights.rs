@@ -98,6 +98,18 @@ fn names(manifest: &Manifest) -> Vec<(&'static str, Vec<String>)> {
     }
     let down = layers().flat_map(|index| (0..text.down_slices).map(move |slice| format!("l{index}.g.down{slice}")));
     all.push(("down", down.collect()));
+    // The head for speculation, where there is one.
+    for (key, names) in &mut all {
+        match *key {
+            "att" => names.push("mtp.g.in".to_owned()),
+            "o" | "gu" => names.push(format!("mtp.g.{key}")),
+            "down" => names.extend((0..text.down_slices).map(|slice| format!("mtp.g.down{slice}"))),
+            _ => {}
+        }
+        if manifest.speculation_kernel() == Some(*key) {
+            names.extend(["mtp.g.fc0".to_owned(), "mtp.g.fc1".to_owned()]);
+        }
+    }
     let Some(vision) = &manifest.vision else { return all };
     let blocks = || 0..vision.depth;
     let merger = |name: &str| (0..vision.merger_slices).map(|slice| format!("vis.{name}.{slice}")).collect();

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use super::Chat;
-use super::ask::Ask;
+use super::ask::{Ask, Thinking};
 use super::encoding::Shown;
 use super::error::ChatError;
 use super::generate::{Limits, Speaker, generate};
@@ -13,11 +13,11 @@ use super::message::Message;
 use super::options::{Event, Outcome, Stop, Timing};
 use super::picture::Picture;
 use super::plan::{Plan, Planner};
-use super::sampler::Sampler;
+use super::sampler::{Sampler, Sampling};
 use super::session::{Look, Looks, Said, Session};
 use super::state::{Seat, Span};
 use super::writer::{Listener, Writer};
-use crate::model::Model;
+use crate::model::{Model, ModelError, Speculate, Speculator};
 use crate::npu::NpuError;
 
 impl Chat {
@@ -114,7 +114,7 @@ impl Chat {
         let total = plan.tokens.ids.len();
         let room = self.model.max_ctx().saturating_sub(total);
         let vocab = self.model.bundle().manifest.text.vocab;
-        let Chat { model, tokenizer, stop, sampler, .. } = self;
+        let Chat { model, tokenizer, stop, sampler, speculator, .. } = self;
         let sampler = match sampler {
             Some(same) if *same.sampling() == ask.sampling => same,
             other => other.insert(Sampler::new(ask.sampling.clone(), vocab)?),
@@ -146,13 +146,27 @@ impl Chat {
         let first = writer.choose(seat.logits()?)?;
         let prefill = started.elapsed();
         let started = Instant::now();
-        let mut reply = Reply { seat: &mut seat, writer: &mut writer, taken: 0 };
+        // Guesses are chosen before they are taken: only where choosing does not look at what was.
+        let plain = ask.sampling == Sampling::default() && !matches!(ask.thinking, Thinking::Budget(_));
+        let mut none = Speculator::new(Speculate::Off, &[]);
+        let speculator = if plain { speculator } else { &mut none };
+        let before = speculator.guesses();
+        speculator.begin(&plan.tokens.ids);
+        let left = ask.max_new.min(room);
+        let mut reply = Reply { seat: &mut seat, writer: &mut writer, speculator: &mut *speculator, taken: 0, left };
         let limits = Limits { stop, max_new: ask.max_new, room };
         let stop = generate(&mut reply, first, &limits)?;
         let steps = reply.taken;
+        seat.settle(speculator);
         writer.finish();
         outcome.stop = stop;
-        outcome.timing = Timing { prefill, decode: started.elapsed(), steps, ..outcome.timing };
+        outcome.timing = Timing {
+            prefill,
+            decode: started.elapsed(),
+            steps,
+            guesses: speculator.guesses().since(&before),
+            ..outcome.timing
+        };
         Ok(())
     }
 
@@ -226,7 +240,10 @@ fn rows(looks: &Looks, plan: &Plan, held: usize) -> Vec<f32> {
 struct Reply<'a, 's, 'w, M: Machine> {
     seat: &'a mut Seat<'s, M>,
     writer: &'a mut Writer<'w>,
+    speculator: &'a mut Speculator,
     taken: usize,
+    /// Tokens that the answer may have.
+    left: usize,
 }
 
 impl<M: Machine> Speaker for Reply<'_, '_, '_, M> {
@@ -238,6 +255,15 @@ impl<M: Machine> Speaker for Reply<'_, '_, '_, M> {
 
     fn next(&mut self, token: u32) -> Result<u32, ChatError> {
         self.taken += 1;
-        self.writer.choose(self.seat.push(token)?)
+        let (room, writer) = (self.left.saturating_sub(self.taken), &mut *self.writer);
+        let mut failed = None;
+        let next = self.seat.speak(token, room, self.speculator, &mut |logits| {
+            writer.choose(logits).map_err(|error| {
+                failed = Some(error);
+                ModelError::NoNumbers
+            })
+        });
+        failed.map_or(Ok(()), Err)?;
+        Ok(next?)
     }
 }

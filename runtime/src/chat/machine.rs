@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::model::ModelError;
+use crate::model::{ModelError, Speculator};
 
 /// Tokens to append, and what stands for the pictures among them.
 #[derive(Clone, Copy, Debug)]
@@ -50,4 +50,19 @@ pub(super) trait Machine {
     ) -> Result<Option<Vec<Self::Snapshot>>, ModelError>;
     /// Appends a token and gives what may follow.
     fn decode(&mut self, id: u32) -> Result<&[f32], ModelError>;
+
+    /// Appends a token and gives the next one, by `choose`; of guesses, more may have been appended with it until
+    /// [`Machine::settle`]. `room`: how many more tokens may follow.
+    fn speak(
+        &mut self,
+        id: u32,
+        _room: usize,
+        _guess: &mut Speculator,
+        choose: &mut dyn FnMut(&[f32]) -> Result<u32, ModelError>,
+    ) -> Result<u32, ModelError> {
+        choose(self.decode(id)?)
+    }
+
+    /// The answer has ended: nothing is held that was not said.
+    fn settle(&mut self, _guess: &mut Speculator) {}
 }

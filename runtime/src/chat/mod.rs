@@ -54,7 +54,7 @@ pub use crate::model::{LoadOptions, Progress};
 
 use crate::bundle::Bundle;
 use crate::image::Rgb;
-use crate::model::{Model, Positions};
+use crate::model::{Model, Positions, Speculate, Speculator};
 use crate::npu::{Counters, Npu};
 
 /// A loaded bundle, ready for turns.
@@ -66,6 +66,7 @@ pub struct Chat {
     stop: Vec<u32>,
     /// That of the last answer.
     sampler: Option<Sampler>,
+    speculator: Speculator,
 }
 
 /// A prompt in tokens, its pictures encoded.
@@ -114,9 +115,16 @@ impl Chat {
         }
         let stop = text.stop.clone();
         let template = Template::of(&bundle)?;
-        let model = Model::load(bundle, npu, &options, progress)?;
+        // Neither is ever appended to an answer.
+        let image = bundle.manifest.vision.as_ref().map(|vision| vision.image_token);
+        let never: Vec<u32> = stop.iter().copied().chain(image).collect();
+        let mut model = Model::load(bundle, npu, &options, progress)?;
+        if options.speculate != Speculate::Off {
+            model.widen_head()?;
+        }
+        let speculator = Speculator::new(options.speculate, &never);
         progress(Progress::Ready);
-        Ok(Chat { model, tokenizer, template, stop, sampler: None })
+        Ok(Chat { model, tokenizer, template, stop, sampler: None, speculator })
     }
 
     /// Answers one turn from an empty state: a conversation of one question. Every piece of finished text goes to `event`

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::machine::{Machine, Piece};
-use crate::model::{Input, Model, ModelError, Sequence, Snapshot};
+use crate::model::{Input, Model, ModelError, Sequence, Snapshot, Speculator};
 
 impl Machine for Model {
     type Sequence = Sequence;
@@ -54,5 +54,20 @@ impl Machine for Model {
 
     fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
         Model::decode(self, id)
+    }
+
+    fn speak(
+        &mut self,
+        id: u32,
+        room: usize,
+        guess: &mut Speculator,
+        choose: &mut dyn FnMut(&[f32]) -> Result<u32, ModelError>,
+    ) -> Result<u32, ModelError> {
+        guess.next(self, id, room, choose)
+    }
+
+    fn settle(&mut self, guess: &mut Speculator) {
+        // What could not be taken back would be seen: the model holds too much then, and goes back to a mark.
+        let _ = guess.finish(self);
     }
 }

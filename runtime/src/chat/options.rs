@@ -6,7 +6,7 @@ use super::message::ToolCall;
 use super::stops::Circle;
 use super::tools::ToolError;
 use crate::image::Rgb;
-use crate::model::Profile;
+use crate::model::{Guesses, Profile};
 use crate::npu::Counters;
 
 /// One question.
@@ -109,6 +109,8 @@ pub struct Timing {
     pub decode: Duration,
     /// Decode steps that were taken.
     pub steps: usize,
+    /// What came of guesses; all nothing where none were made.
+    pub guesses: Guesses,
     /// All of it by part of the host's work; waits for the NPU are one part.
     pub profile: Profile,
     /// What was asked of the device.

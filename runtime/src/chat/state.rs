@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Deref, DerefMut};
 
 use super::machine::{Machine, Piece};
 use super::marks::{Mark, MarkLimits, Marks};
-use crate::model::ModelError;
+use crate::model::{ModelError, Speculator};
 
 /// A picture's place among tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,21 @@ impl<M: Machine> Seat<'_, M> {
         self.marks.add(Mark { len, snapshot, bytes });
     }
 
+    /// Appends one token and gives the one that follows, see [`Machine::speak`]. After a failure the state is back at a
+    /// place of before.
+    pub(super) fn speak(
+        &mut self,
+        id: u32,
+        room: usize,
+        guess: &mut Speculator,
+        choose: &mut dyn FnMut(&[f32]) -> Result<u32, ModelError>,
+    ) -> Result<u32, ModelError> {
+        self.tokens.ids.push(id);
+        self.machine.speak(id, room, guess, choose)
+    }
+
     /// Appends one token and gives what may follow. After a failure the state is back at a place of before.
+    #[cfg(test)]
     pub(super) fn push(&mut self, id: u32) -> Result<&[f32], ModelError> {
         self.tokens.ids.push(id);
         // The seat goes back when it is dropped, since what is held is not what it should be then.

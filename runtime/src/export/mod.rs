@@ -63,6 +63,8 @@ pub struct ExportOptions {
     /// The longest K slice of the tower's long linears. By default the tower's width where the format expects that,
     /// else 2048.
     pub tower_slice: Option<usize>,
+    /// Take the head for speculation (`mtp.*`) along.
+    pub speculation: bool,
     /// Threads to pack with; 0 takes what the machine has.
     pub threads: usize,
 }
@@ -81,6 +83,7 @@ impl ExportOptions {
             max_prompt: None,
             head_parts: None,
             tower_slice: None,
+            speculation: false,
             threads: 0,
         }
     }
@@ -151,7 +154,7 @@ pub fn export(
     }
     manifest.recheck().map_err(|error| ExportError(format!("the checkpoint's shapes do not work out: {error}")))?;
     let tensors = safetensors::Tensors::checkpoint(&options.checkpoint)?;
-    let mut jobs = text::jobs(&manifest, &tensors)?;
+    let mut jobs = text::jobs(&manifest, &tensors, options.speculation)?;
     if let (Some(vision), Some(tower)) = (&manifest.vision, &config.vision) {
         jobs.extend(vision::jobs(&manifest, vision, tower.temporal, &tensors)?);
     }

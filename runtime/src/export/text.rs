@@ -7,8 +7,15 @@ use super::safetensors::{Source, Tensors};
 use super::writer::{Job, RowFn, pack_rows, pack_stream, read_row};
 use crate::bundle::{GemmRecord, LayerKind, Manifest};
 
-/// The jobs of the text model. Everything that the checkpoint must have is looked up here, before anything is written.
-pub(super) fn jobs<'a>(manifest: &'a Manifest, tensors: &'a Tensors) -> Result<Vec<Job<'a>>, ExportError> {
+/// First letters of the names that a checkpoint, and a bundle, has the head for speculation under.
+const SPECULATION: &str = "mtp";
+
+/// The jobs of the text model, with those of its head for speculation if that is wanted. Everything that the checkpoint must have is looked up here, before anything is written.
+pub(super) fn jobs<'a>(
+    manifest: &'a Manifest,
+    tensors: &'a Tensors,
+    speculation: bool,
+) -> Result<Vec<Job<'a>>, ExportError> {
     // The language model of a multimodal checkpoint is nested, that of a text checkpoint is not.
     let prefix = ["model.language_model.", "language_model.model.", "model.", ""];
     let prefix = prefix.into_iter().find(|prefix| tensors.has(&format!("{prefix}embed_tokens.weight")));
@@ -16,11 +23,14 @@ pub(super) fn jobs<'a>(manifest: &'a Manifest, tensors: &'a Tensors) -> Result<V
     let builder = Builder { manifest, tensors, prefix };
     let mut jobs = Vec::new();
     for (index, kind) in manifest.text.layers.iter().enumerate() {
-        builder.layer(index, *kind, &mut jobs)?;
+        builder.layer(&format!("{prefix}layers.{index}"), &format!("l{index}"), *kind, &mut jobs)?;
     }
     let norm = builder.source("norm.weight", &[manifest.text.hidden])?;
     jobs.push(plain("ln_f".to_owned(), norm));
     builder.head(&mut jobs)?;
+    if speculation {
+        builder.speculation(&mut jobs)?;
+    }
     Ok(jobs)
 }
 
@@ -70,12 +80,13 @@ impl<'a> Builder<'a> {
         Ok(Job::packed(name, gemm.b_bytes, fill))
     }
 
-    fn layer(&self, index: usize, kind: LayerKind, jobs: &mut Vec<Job<'a>>) -> Result<(), ExportError> {
+    /// The layer that the checkpoint has under `from`, as `to`.
+    fn layer(&self, from: &str, to: &str, kind: LayerKind, jobs: &mut Vec<Job<'a>>) -> Result<(), ExportError> {
         let text = &self.manifest.text;
         let (d, i) = (text.hidden, text.intermediate);
-        let source = |name: &str, shape: &[usize]| self.source(&format!("layers.{index}.{name}"), shape);
-        let packed = |part: &str, key: &str, rows: RowFn<'a>| self.packed(format!("l{index}.g.{part}"), key, rows);
-        let host = |part: &str| format!("l{index}.h.{part}");
+        let source = |name: &str, shape: &[usize]| self.tensors.shaped(&format!("{from}.{name}"), shape);
+        let packed = |part: &str, key: &str, rows: RowFn<'a>| self.packed(format!("{to}.g.{part}"), key, rows);
+        let host = |part: &str| format!("{to}.h.{part}");
         match kind {
             LayerKind::Linear => {
                 let qkv = source("linear_attn.in_proj_qkv.weight", &[text.conv_channels(), d])?;
@@ -108,7 +119,7 @@ impl<'a> Builder<'a> {
         jobs.push(plain(host("ln1"), source("input_layernorm.weight", &[d])?));
         jobs.push(plain(host("ln2"), source("post_attention_layernorm.weight", &[d])?));
         match kind {
-            LayerKind::Linear => self.linear_host(index, jobs),
+            LayerKind::Linear => self.linear_host(from, to, jobs),
             LayerKind::Attention => {
                 jobs.push(plain(host("q_norm"), source("self_attn.q_norm.weight", &[text.head_dim])?));
                 jobs.push(plain(host("k_norm"), source("self_attn.k_norm.weight", &[text.head_dim])?));
@@ -118,11 +129,11 @@ impl<'a> Builder<'a> {
     }
 
     /// What the host keeps of a DeltaNet layer.
-    fn linear_host(&self, index: usize, jobs: &mut Vec<Job<'a>>) -> Result<(), ExportError> {
+    fn linear_host(&self, from: &str, to: &str, jobs: &mut Vec<Job<'a>>) -> Result<(), ExportError> {
         let text = &self.manifest.text;
         let (d, heads, channels, taps) = (text.hidden, text.lin_value_heads, text.conv_channels(), text.conv_kernel);
-        let source = |name: &str, shape: &[usize]| self.source(&format!("layers.{index}.linear_attn.{name}"), shape);
-        let host = |part: &str| format!("l{index}.h.{part}");
+        let source = |name: &str, shape: &[usize]| self.tensors.shaped(&format!("{from}.linear_attn.{name}"), shape);
+        let host = |part: &str| format!("{to}.h.{part}");
         let (b, a) = (source("in_proj_b.weight", &[heads, d])?, source("in_proj_a.weight", &[heads, d])?);
         jobs.push(Job::f32s(host("ba"), &[2 * heads, d], move |_| {
             let mut rows = b.f32s()?;
@@ -137,6 +148,30 @@ impl<'a> Builder<'a> {
         }));
         jobs.push(plain(host("dt_bias"), source("dt_bias", &[heads])?));
         jobs.push(plain(host("norm"), source("norm.weight", &[text.lin_value_dim])?));
+        Ok(())
+    }
+
+    /// The head for speculation: one attention layer, and before it a product of the embedding and the last layer's
+    /// output, each normed, in two slices that an existing kernel takes.
+    fn speculation(&self, jobs: &mut Vec<Job<'a>>) -> Result<(), ExportError> {
+        let d = self.manifest.text.hidden;
+        let source = |name: &str, shape: &[usize]| self.tensors.shaped(&format!("{SPECULATION}.{name}"), shape);
+        let key = self.manifest.speculation_kernel().ok_or_else(|| {
+            ExportError(format!("no kernel takes the {d} x {d} slices of `{SPECULATION}.fc`; export without it"))
+        })?;
+        let fc = source("fc.weight", &[d, 2 * d])?;
+        for slice in 0..2 {
+            let rows: RowFn<'a> = Box::new(move |row, out| {
+                let (values, rest) = out.split_at_mut(d);
+                rest.fill(0.0);
+                read_row(fc, 2 * d, row, slice * d, values)
+            });
+            jobs.push(self.packed(format!("{SPECULATION}.g.fc{slice}"), key, rows)?);
+        }
+        self.layer(&format!("{SPECULATION}.layers.0"), SPECULATION, LayerKind::Attention, jobs)?;
+        for (name, part) in [("ln_e", "pre_fc_norm_embedding"), ("ln_h", "pre_fc_norm_hidden"), ("ln_f", "norm")] {
+            jobs.push(plain(format!("{SPECULATION}.h.{name}"), source(&format!("{part}.weight"), &[d])?));
+        }
         Ok(())
     }
 

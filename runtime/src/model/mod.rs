@@ -11,6 +11,7 @@ mod head;
 mod keep;
 mod kernels;
 mod layer;
+mod lookup;
 mod options;
 mod pipeline;
 mod positions;
@@ -37,6 +38,7 @@ use host_ops::pool::Pool;
 
 pub use error::ModelError;
 pub use layer::LayerState;
+pub use lookup::{Guesses, Speculate, Speculator};
 pub use options::{KvFormat, LoadOptions, Progress};
 pub use positions::{Positions, positions};
 pub use probe::{Tap, Watch};

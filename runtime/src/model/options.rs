@@ -4,6 +4,8 @@ use std::time::Duration;
 
 pub use host_ops::attention::KvFormat;
 
+use super::lookup::Speculate;
+
 /// How a bundle is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -23,6 +25,8 @@ pub struct LoadOptions {
     /// What keys and values are kept as. None: 16 bits where activations are bf16 anyway (their values lose nothing
     /// then), f32 in bundles of the f32 format.
     pub kv: Option<KvFormat>,
+    /// Whether answers are guessed at. It takes a copy of the head on the device.
+    pub speculate: Speculate,
 }
 
 impl Default for LoadOptions {
@@ -35,6 +39,7 @@ impl Default for LoadOptions {
             spin: Duration::from_micros(700),
             vision: true,
             kv: None,
+            speculate: Speculate::Off,
         }
     }
 }

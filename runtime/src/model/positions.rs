@@ -11,6 +11,15 @@ pub struct Positions {
     pub next: u32,
 }
 
+impl Positions {
+    /// Those of `tokens` words, the first at `start`.
+    #[must_use]
+    pub fn text(start: u32, tokens: usize) -> Positions {
+        let next = start.saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
+        Positions { tokens: (start..next).map(|position| [position; 3]).collect(), next }
+    }
+}
+
 /// Positions of `ids`, the first token at `start`.
 ///
 /// A text token takes one position on all axes. The tokens of an image of `rows x columns` stand at (p, p + row,

@@ -123,6 +123,28 @@ impl Sequence {
         }
     }
 
+    /// A sequence of so many tokens whose keys and values nobody has computed, to measure long contexts with.
+    #[must_use]
+    pub fn synthetic(model: &Model, tokens: usize) -> Sequence {
+        let mut sequence = Sequence::new(model);
+        for memory in &mut sequence.memories {
+            if let Memory::Attention(cache) = memory {
+                let size = cache.token_bytes();
+                let mut bytes = Vec::with_capacity(64 * size);
+                for first in (0..tokens).step_by(64) {
+                    bytes.clear();
+                    // Small numbers, whatever the format.
+                    let words =
+                        (0..size / 2 * (tokens - first).min(64)).map(|i| 0x3000 | ((i * 37 + first) as u16 & 0x3ff));
+                    bytes.extend(words.flat_map(u16::to_le_bytes));
+                    cache.load(&bytes);
+                }
+            }
+        }
+        (sequence.len, sequence.next_position) = (tokens, tokens as u32);
+        sequence
+    }
+
     /// Tokens.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -45,8 +45,7 @@ impl Model {
             return Err(ModelError::Run { tokens: ids.len(), most });
         }
         self.remember();
-        let positions = (self.next_position..).take(ids.len()).map(|position| [position; 3]).collect();
-        let positions = Positions { tokens: positions, next: self.next_position + ids.len() as u32 };
+        let positions = Positions::text(self.next_position, ids.len());
         let input = Input { ids, positions: &positions, vision: &[] };
         self.append(&input, Keep::Inputs, Marks::default(), &mut |_| ControlFlow::Continue(()))?;
         let chosen = self.choose_run(ids, choose);

@@ -76,6 +76,21 @@ fn shapes(size: &Size) -> Vec<(String, Vec<usize>)> {
     }
     // A head for speculation comes along with every published checkpoint.
     put("mtp.norm.weight".to_owned(), &[d]);
+    put("mtp.pre_fc_norm_embedding.weight".to_owned(), &[d]);
+    put("mtp.pre_fc_norm_hidden.weight".to_owned(), &[d]);
+    put("mtp.fc.weight".to_owned(), &[d, 2 * d]);
+    let l = "mtp.layers.0";
+    put(format!("{l}.input_layernorm.weight"), &[d]);
+    put(format!("{l}.post_attention_layernorm.weight"), &[d]);
+    put(format!("{l}.mlp.gate_proj.weight"), &[i, d]);
+    put(format!("{l}.mlp.up_proj.weight"), &[i, d]);
+    put(format!("{l}.mlp.down_proj.weight"), &[d, i]);
+    put(format!("{l}.self_attn.q_proj.weight"), &[2 * heads, d]);
+    put(format!("{l}.self_attn.k_proj.weight"), &[kv, d]);
+    put(format!("{l}.self_attn.v_proj.weight"), &[kv, d]);
+    put(format!("{l}.self_attn.o_proj.weight"), &[d, heads]);
+    put(format!("{l}.self_attn.q_norm.weight"), &[size.head_dim]);
+    put(format!("{l}.self_attn.k_norm.weight"), &[size.head_dim]);
     all
 }
 

@@ -13,6 +13,7 @@ mod ours;
 mod peer;
 mod plot;
 mod report;
+mod speculate;
 mod stage;
 mod supervised;
 mod targets;
@@ -194,7 +195,10 @@ fn measure(options: &Options) -> Result<Report, String> {
         bench.report.machine.improve(&again);
         match group {
             "host" => host::run(&mut bench),
-            "stage" => stage::run(&mut bench),
+            "stage" => {
+                stage::run(&mut bench);
+                speculate::run(&mut bench);
+            }
             "dispatch" => dispatch::run(&mut bench),
             "load" => load::run(&mut bench),
             _ => npu::run(&mut bench),

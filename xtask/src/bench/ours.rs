@@ -73,6 +73,16 @@ fn open(place: Place) -> Result<(Npu, Option<std::sync::Arc<Device>>), String> {
     }
 }
 
+/// A model without a tower, and its device.
+pub(super) fn loaded(
+    place: Place,
+    bundle: &Path,
+    ctx: usize,
+) -> Result<(Model, Option<std::sync::Arc<Device>>), String> {
+    let (npu, device) = open(place)?;
+    Ok((load_model(npu, bundle, ctx, false)?, device))
+}
+
 fn load_model(npu: Npu, bundle: &Path, ctx: usize, vision: bool) -> Result<Model, String> {
     let bundle = Bundle::open(bundle).map_err(|error| error.to_string())?;
     let options = LoadOptions { max_ctx: ctx, vision, ..LoadOptions::default() };
@@ -247,6 +257,8 @@ pub(super) fn child(words: &[String]) -> Result<(), String> {
         ["text", bundle, ctx, prompt, tokens] => {
             text(Place::Node, Path::new(bundle), number(ctx)?, number(prompt)?, number(tokens)?)?
         }
+        ["speculate-here", bundle] => super::speculate::measure(Path::new(bundle), Timing::default())?,
+        ["contexts-here", bundle] => super::speculate::contexts(Path::new(bundle), Timing::default())?,
         _ => return Err(format!("unknown run {words:?}")),
     };
     crate::print(&lines.text());
