@@ -30,7 +30,9 @@ pub fn gelu_tanh(x: f32) -> f32 {
 
 /// `0.5 x (1 + erf(x / sqrt(2)))`.
 pub fn gelu_erf(x: f32) -> f32 {
-    0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+    let mut x = [x];
+    gelu_erf_in_place(&mut x);
+    x[0]
 }
 
 kernel! {
@@ -54,16 +56,19 @@ kernel! {
         const TWICE: f32 = 1.595_769_2;
         map::<V>(x, |x| {
             let cube = x.mul(x).mul(x);
-            let u2 = cube.fma(V::splat(0.044_715), x).mul(V::splat(TWICE));
-            x.mul(simd::sigmoid(u2))
+            let u2 = cube.fma(V::splat(0.044_715 * TWICE), x.mul(V::splat(TWICE)));
+            x.div(simd::one_and_exp_of_minus(u2))
         });
     }
 }
 
-/// [`gelu_erf`] over a slice.
-pub fn gelu_erf_in_place(x: &mut [f32]) {
-    for x in x {
-        *x = gelu_erf(*x);
+kernel! {
+    /// [`gelu_erf`] over a slice.
+    pub fn gelu_erf_in_place<V>(x: &mut [f32]) {
+        map::<V>(x, |x| {
+            let erf = simd::erf(x.mul(V::splat(std::f32::consts::FRAC_1_SQRT_2)));
+            x.mul(V::splat(0.5)).mul(erf.add(V::splat(1.0)))
+        });
     }
 }
 
@@ -120,6 +125,23 @@ mod tests {
         assert!(worst(gelu_tanh, tanh) < 2e-7);
         let erf = |x: f64| 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2));
         assert!(worst(gelu_erf, erf) < 2e-7);
+    }
+
+    #[test]
+    fn both_gelus_have_the_same_bits_without_vectors_and_end_well() {
+        let mut x = Random::new(8).normal(1003);
+        x.iter_mut().for_each(|x| *x *= 4.0);
+        for gelu in [gelu_tanh_in_place, gelu_erf_in_place] {
+            let (mut wide, mut narrow) = (x.clone(), x.clone());
+            gelu(&mut wide);
+            plain(|| gelu(&mut narrow));
+            assert_eq!(bits(&wide), bits(&narrow));
+            let mut ends = [0.0, 30.0, -30.0, 1e30, f32::INFINITY, f32::NAN];
+            gelu(&mut ends);
+            assert_eq!([ends[0], ends[4]], [0.0, f32::INFINITY]);
+            assert!((ends[1] / 30.0 - 1.0).abs() < 2e-7 && (ends[3] / 1e30 - 1.0).abs() < 2e-7, "{ends:?}");
+            assert!(ends[2].abs() < 1e-5 && ends[5].is_nan(), "{ends:?}");
+        }
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub mod pack;
 #[allow(unsafe_code)]
 pub mod pool;
 pub mod rope;
+pub mod rows;
 pub mod sample;
 #[allow(unsafe_code)]
 mod simd;

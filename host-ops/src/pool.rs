@@ -12,6 +12,7 @@ use std::{
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 /// Gets the place of the thread among those of the loop, and the item.
@@ -19,6 +20,12 @@ type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
 /// Turns of the wait loop before a worker goes to sleep: some ten microseconds, about what waking it up costs.
 const SPINS: u32 = 400;
+
+/// How long the first worker looks for work that is [about to come](Pool::stay_awake).
+const STAY: Duration = Duration::from_millis(5);
+
+/// Items for each thread that is awake, up to which nobody is woken for a loop while a thread stays awake for it.
+const FEW: usize = 8;
 
 thread_local! {
     /// Whether this thread is inside a loop of a pool.
@@ -86,6 +93,8 @@ struct Shared {
     epoch: AtomicU64,
     /// Workers inside the open loop; changes under the board's lock.
     inside: AtomicUsize,
+    /// [`Awake`]s there are.
+    awake: AtomicUsize,
     wake: Condvar,
     left: Condvar,
 }
@@ -119,13 +128,14 @@ impl Pool {
             board: Mutex::new(Board { open: None, asleep: 0, waiting: false, stop: false }),
             epoch: AtomicU64::new(0),
             inside: AtomicUsize::new(0),
+            awake: AtomicUsize::new(0),
             wake: Condvar::new(),
             left: Condvar::new(),
         });
         let workers = (1..threads)
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new().name(format!("pool-{i}")).spawn(move || worker(&shared)).ok()
+                std::thread::Builder::new().name(format!("pool-{i}")).spawn(move || worker(&shared, i == 1)).ok()
             })
             .collect();
         Pool { shared, turn: Mutex::new(()), workers }
@@ -139,6 +149,14 @@ impl Pool {
     /// Threads that work on a loop, the caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Says that small loops will come with short breaks in between, as those of one token do. For as long as the guard
+    /// lives one worker does not sleep in such breaks, and loops that two threads are enough for do not wake others: no
+    /// call to the system is needed then. It sleeps all the same when nothing has come for some milliseconds.
+    pub fn stay_awake(&self) -> Awake<'_> {
+        self.shared.awake.fetch_add(1, Ordering::Relaxed);
+        Awake(&self.shared)
     }
 
     /// Calls `body(i)` for each `i` in `0..items`, in any order, on any thread, and returns when all are done.
@@ -184,7 +202,9 @@ impl Pool {
             self.shared.epoch.fetch_add(1, Ordering::Release);
             board.asleep
         };
-        if asleep > 0 {
+        let awake = self.threads() - asleep;
+        let is_small = self.shared.awake.load(Ordering::Relaxed) > 0 && awake > 1 && items <= FEW * awake;
+        if asleep > 0 && !is_small {
             self.shared.wake.notify_all();
         }
 
@@ -264,6 +284,22 @@ impl Pool {
         self.run_parts((Chunks::new(a.0, a.1), Chunks::new(b.0, b.1)), |i, (a, b)| body(i, a, b));
     }
 
+    /// As [`Pool::run_chunks2`] over three slices.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
+    #[expect(clippy::type_complexity)]
+    pub fn run_chunks3<A: Send, B: Send, C: Send>(
+        &self,
+        a: (&mut [A], usize),
+        b: (&mut [B], usize),
+        c: (&mut [C], usize),
+        body: &(dyn Fn(usize, &mut [A], &mut [B], &mut [C]) + Sync),
+    ) {
+        let parts = (Chunks::new(a.0, a.1), Chunks::new(b.0, b.1), Chunks::new(c.0, c.1));
+        self.run_parts(parts, |i, (a, b, c)| body(i, a, b, c));
+    }
+
     /// [`Pool::run_chunks`] over as many slices as there are in a tuple of [`Chunks`].
     pub(crate) fn run_parts<P: Parts>(&self, parts: P, body: impl Fn(usize, P::Part) + Sync) {
         // SAFETY: `run` calls each i once, so no part is handed out twice.
@@ -279,6 +315,23 @@ impl Pool {
     ) {
         // SAFETY: `run_with` calls each i once, so no part is handed out twice.
         self.run_with(slots, parts.count(), &|slot, i| body(slot, i, unsafe { parts.part(i) }));
+    }
+}
+
+/// A time in which a worker [stays awake](Pool::stay_awake).
+#[derive(Debug)]
+#[must_use = "the time ends with it"]
+pub struct Awake<'a>(&'a Shared);
+
+impl Drop for Awake<'_> {
+    fn drop(&mut self) {
+        self.0.awake.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
     }
 }
 
@@ -315,14 +368,23 @@ fn threads_per_core() -> usize {
     1
 }
 
-fn worker(shared: &Shared) {
+/// Whether a worker that finds nothing to do goes on looking, after so many looks since `began`.
+fn goes_on(shared: &Shared, is_first: bool, looks: u32, began: &mut Option<Instant>) -> bool {
+    if looks < SPINS {
+        return true;
+    }
+    let stays = is_first && shared.awake.load(Ordering::Relaxed) > 0;
+    // The time is asked for now and then only.
+    stays && (!looks.is_multiple_of(64) || began.get_or_insert_with(Instant::now).elapsed() < STAY)
+}
+
+fn worker(shared: &Shared, is_first: bool) {
     INSIDE.set(true);
     let mut seen = 0;
     loop {
-        for _ in 0..SPINS {
-            if shared.epoch.load(Ordering::Acquire) != seen {
-                break;
-            }
+        let (mut looks, mut began) = (0u32, None);
+        while shared.epoch.load(Ordering::Acquire) == seen && goes_on(shared, is_first, looks, &mut began) {
+            looks = looks.wrapping_add(1).max(1);
             std::hint::spin_loop();
         }
         let mut board = lock(&shared.board);
@@ -534,5 +596,32 @@ mod tests {
             }
         });
         assert_eq!(count.into_inner(), 4 * 50 * 8 * 4);
+    }
+
+    #[test]
+    fn a_pool_that_stays_awake_runs_small_and_large_loops_before_and_after_it_falls_asleep() {
+        let pool = Pool::new(3);
+        let run = |items: usize| {
+            let count = AtomicUsize::new(0);
+            pool.run(items, &|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), items);
+        };
+        let awake = pool.stay_awake();
+        let second = pool.stay_awake();
+        for items in [2, 500, 3, 16, 2] {
+            run(items);
+            std::thread::sleep(STAY * 2);
+        }
+        // Nobody looks for ever for work that does not come.
+        let asleep = || lock(&pool.shared.board).asleep;
+        (0..10_000).take_while(|_| asleep() < 2).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        assert_eq!(asleep(), 2);
+        drop(awake);
+        assert_eq!(pool.shared.awake.load(Ordering::Relaxed), 1);
+        drop(second);
+        (0..50).for_each(|_| run(5));
+        assert_eq!(pool.shared.awake.load(Ordering::Relaxed), 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Rotary embeddings, half-split: pair `j` of a vector is `(x[j], x[j + half])`.
 
-use crate::image::block_order;
+use crate::{image::block_order, simd::kernel};
 
 /// Cosines and sines of some rows: `[rows, half]` each. Filled once for a batch of positions, used by every layer and
 /// head.
@@ -43,9 +43,7 @@ impl Table {
     pub fn rotate(&self, i: usize, x: &mut [f32]) {
         let (cos, sin) = self.row(i);
         let (a, rest) = x.split_at_mut(self.half);
-        for (((a, b), &cos), &sin) in a.iter_mut().zip(&mut rest[..self.half]).zip(cos).zip(sin) {
-            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-        }
+        turn(a, &mut rest[..self.half], cos, sin);
     }
 
     fn clear(&mut self, half: usize, rows: usize) {
@@ -61,6 +59,14 @@ impl Table {
         let (sin, cos) = f64::from(angle).sin_cos();
         self.cos.push(cos as f32);
         self.sin.push(sin as f32);
+    }
+}
+
+kernel! {
+    fn turn<V>(a: &mut [f32], b: &mut [f32], cos: &[f32], sin: &[f32]) {
+        for (((a, b), &cos), &sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
     }
 }
 

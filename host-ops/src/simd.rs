@@ -362,10 +362,31 @@ pub(crate) fn sigmoid<V: Lanes>(x: V) -> V {
     one.div(one.add(exp(V::splat(0.0).sub(x))))
 }
 
+/// `1 + e^-x`; below -88 it is `1 + e^88`.
+#[inline(always)]
+pub(crate) fn one_and_exp_of_minus<V: Lanes>(x: V) -> V {
+    V::splat(1.0).add(exp_of_negative(V::splat(88.0).min(V::splat(0.0).sub(x))))
+}
+
 /// `x / (1 + e^-x)`; below -88, where that is less than 1e-36, it is `x / (1 + e^88)`.
 #[inline(always)]
 pub(crate) fn silu<V: Lanes>(x: V) -> V {
-    x.div(V::splat(1.0).add(exp_of_negative(V::splat(88.0).min(V::splat(0.0).sub(x)))))
+    x.div(one_and_exp_of_minus(x))
+}
+
+/// The error function, within 4e-7: `x P(x^2) / Q(x^2)`, between -4 and 4 where f32 is one of its ends; the coefficients
+/// are those of Eigen.
+#[inline(always)]
+pub(crate) fn erf<V: Lanes>(x: V) -> V {
+    let x = V::splat(4.0).min(V::splat(-4.0).max(x));
+    let square = x.mul(x);
+    let horner = |first: f32, rest: &[f32]| rest.iter().fold(V::splat(first), |p, &c| p.fma(square, V::splat(c)));
+    let above = horner(
+        -2.726_142_3e-10,
+        &[2.770_681_3e-8, -2.101_024e-6, -5.692_506_3e-5, -7.349_906_4e-4, -2.954_599_8e-3, -1.609_603_3e-2],
+    );
+    let below = horner(-1.456_607_2e-5, &[-2.133_740_5e-4, -1.682_827e-3, -7.373_329_3e-3, -1.426_473_9e-2]);
+    x.mul(above).div(below)
 }
 
 /// Eight values of a slice, zeros past its end.

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -232,23 +232,29 @@ impl Timeline {
     }
 }
 
-/// Numbers that look like activations, as they would lie in a buffer: about N(0, 1), always the same ones.
+/// Different numbers among the [`ordinary_values`]; a prime, so that no two rows of a buffer are the same for long.
+const ORDINARY: usize = 131_071;
+
+/// Numbers that look like activations, as they would lie in a buffer: about N(0, 1), always the same ones. They repeat
+/// themselves: making each one anew would take longer than the commands do whose results they stand for.
 pub(crate) fn ordinary_values(bytes: usize, element: usize) -> Vec<u8> {
-    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut uniform = || {
-        // xorshift64*
-        seed ^= seed >> 12;
-        seed ^= seed << 25;
-        seed ^= seed >> 27;
-        (seed.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1u32 << 24) as f32
-    };
-    let mut out = Vec::with_capacity(bytes + 4);
-    while out.len() < bytes {
+    static VALUES: OnceLock<Vec<[u8; 4]>> = OnceLock::new();
+    let values = VALUES.get_or_init(|| {
+        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut uniform = || {
+            // xorshift64*
+            seed ^= seed >> 12;
+            seed ^= seed << 25;
+            seed ^= seed >> 27;
+            (seed.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1u32 << 24) as f32
+        };
         // Variance 4 / 12 of four, times 3.
-        let value = ((0..4).map(|_| uniform()).sum::<f32>() - 2.0) * 3f32.sqrt();
-        let word = value.to_le_bytes();
-        out.extend_from_slice(&word[4 - element.clamp(1, 4)..]);
-    }
+        let mut value = || ((0..4).map(|_| uniform()).sum::<f32>() - 2.0) * 3f32.sqrt();
+        (0..ORDINARY).map(|_| value().to_le_bytes()).collect()
+    });
+    let skip = 4 - element.clamp(1, 4);
+    let period: Vec<u8> = values.iter().flat_map(|value| &value[skip..]).copied().collect();
+    let mut out = period.repeat(bytes.div_ceil(period.len()).max(1));
     out.truncate(bytes);
     out
 }

@@ -10,6 +10,6 @@ mod tile;
 mod vision;
 
 pub use cache::{KvCache, KvFormat};
-pub use text::{Scratch, Shape, Weights, forward};
+pub use text::{Scratch, Shape, Weights, forward, forward_rows, remember_rows};
 pub use tile::BLOCK;
 pub use vision::{Scratch as VisionScratch, VisionShape, vision_forward, vision_keys, vision_rows};

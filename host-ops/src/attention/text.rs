@@ -8,6 +8,7 @@ use crate::{
     norm,
     pool::Pool,
     rope,
+    rows::{Rows, RowsMut},
     simd::{self, LANES, kernel, zip_in_place},
 };
 use std::sync::Arc;
@@ -72,8 +73,12 @@ pub struct Scratch {
     q: Vec<f32>,
     /// `[n, kv_heads, head_dim]`: keys, normed and turned.
     k: Vec<f32>,
+    /// `[n, kv_heads, head_dim]`: values.
+    v: Vec<f32>,
     /// `[items, queries, head_dim + 2]`: what a span of keys gave each query: sums, their weight, the largest score.
     spans: Vec<f32>,
+    /// `[n, heads, head_dim]`: what few tokens came to.
+    few: Vec<f32>,
     /// One for each thread.
     tiles: Vec<Tile>,
 }
@@ -89,6 +94,10 @@ struct Tile {
     total: Vec<f32>,
     /// A block of keys and of values in f32.
     wide: [Vec<f32>; 2],
+    /// `[tokens, heads, head_dim]`: what it came to.
+    out: Vec<f32>,
+    /// `[head_dim]`: a head's gates.
+    gate: Vec<f32>,
 }
 
 impl Tile {
@@ -99,6 +108,8 @@ impl Tile {
         if format == KvFormat::Half {
             self.wide.iter_mut().for_each(|x| x.resize(BLOCK * shape.head_dim, 0.0));
         }
+        self.out.resize(MAX_QUERIES / shape.group() * shape.output_width(), 0.0);
+        self.gate.resize(shape.head_dim, 0.0);
     }
 }
 
@@ -107,7 +118,7 @@ const MAX_GROUP: usize = 32;
 
 /// Keys of a span, in blocks: spans are summed on their own and then merged, so that one token's attention can run on
 /// several threads. Always, not only then: the bits may not depend on it.
-const SPAN: usize = 8;
+const SPAN: usize = 4;
 
 /// Appends `n` tokens to the cache and attends from them, between the `in` and `o` projections.
 ///
@@ -128,65 +139,138 @@ pub fn forward(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let (input, width, hd) = (shape.input_width(), shape.output_width(), shape.head_dim);
-    assert!(shape.is_valid(), "{shape:?}");
-    assert_eq!(cache.shape(), shape, "the cache is another layer's");
-    let n = projected.len() / input;
-    assert_eq!([projected.len(), out.len(), rope.rows()], [n * input, n * width, n], "{n} tokens");
-    assert_eq!([weights.q_norm.len(), weights.k_norm.len()], [hd; 2], "q_norm, k_norm");
-    assert!(2 * rope.half() <= hd, "RoPE of {} values in a head of {hd}", 2 * rope.half());
+    let (input, width, n) = (shape.input_width(), shape.output_width(), rope.rows());
+    assert_eq!([projected.len(), out.len()], [n * input, n * width], "{n} tokens");
+    let (projected, out) = (Rows::Full(projected, input), RowsMut::Full(out, width));
+    forward_rows(pool, shape, weights, rope, cache, projected, out, scratch);
+}
+
+/// As [`forward`], for as many tokens as `rope` has rows, between buffers that have strides and may hold bf16.
+///
+/// # Panics
+/// As [`forward`].
+#[expect(clippy::too_many_arguments)]
+pub fn forward_rows(
+    pool: &Pool,
+    shape: &Shape,
+    weights: &Weights<'_>,
+    rope: &rope::Table,
+    cache: &mut KvCache,
+    projected: Rows<'_>,
+    mut out: RowsMut<'_>,
+    scratch: &mut Scratch,
+) {
+    let (width, hd, n) = (shape.output_width(), shape.head_dim, rope.rows());
+    assert!(out.holds(n, width), "{n} tokens");
     let before = cache.len();
-
     scratch.q.resize(n * width, 0.0);
-    scratch.k.resize(n * shape.kv_width(), 0.0);
-    let scale = 1.0 / (hd as f32).sqrt();
-    pool.run_chunks2((&mut scratch.q, width), (&mut scratch.k, shape.kv_width()), &|t, q, k| {
-        let row = &projected[t * input..][..input];
-        for (q, row) in q.chunks_exact_mut(hd).zip(row.chunks_exact(2 * hd)) {
-            norm::rms(&row[..hd], weights.q_norm, shape.eps, q);
-            rope.rotate(t, q);
-            q.iter_mut().for_each(|q| *q *= scale);
-        }
-        for (k, row) in k.chunks_exact_mut(hd).zip(row[2 * width..].chunks_exact(hd)) {
-            norm::rms(row, weights.k_norm, shape.eps, k);
-            rope.rotate(t, k);
-        }
-    });
-    append(pool, shape, cache, &scratch.k, projected, n);
+    take_in(pool, shape, weights, rope, cache, projected, scratch, true);
 
-    scratch.tiles.resize_with(pool.threads().max(scratch.tiles.len()), Tile::default);
-    scratch.tiles.iter_mut().for_each(|tile| tile.fit(shape, cache.format()));
-    let run = Run { shape, cache, q: &scratch.q, before };
-    let gates = |t: usize| &projected[t * input..][..2 * width];
+    let Scratch { q, spans, few, tiles, .. } = scratch;
+    tiles.resize_with(pool.threads().max(tiles.len()), Tile::default);
+    tiles.iter_mut().for_each(|tile| tile.fit(shape, cache.format()));
+    let run = Run { shape, cache, q, before };
+    let open_gates = |t: usize, x: &mut [f32], gate: &mut [f32]| {
+        for (h, x) in x.chunks_exact_mut(hd).enumerate() {
+            projected.read(t, (2 * h + 1) * hd..(2 * h + 2) * hd, gate);
+            open_gate(gate, x);
+        }
+    };
     if n * shape.kv_heads < 4 * pool.threads().max(2) {
-        run.few(pool, n, out, &mut scratch.spans, &mut scratch.tiles);
-        for (t, out) in out.chunks_exact_mut(width).enumerate() {
-            open_gates(hd, gates(t), out);
+        few.resize(n * width, 0.0);
+        run.few(pool, n, few, spans, tiles);
+        for (t, x) in few.chunks_exact_mut(width).enumerate() {
+            open_gates(t, x, &mut tiles[0].gate[..hd]);
+            out.put(t, x);
         }
     } else {
         let rows = MAX_QUERIES / shape.group();
-        pool.run_chunks_with(&mut scratch.tiles, (out, rows * width), &|tile, i, out| {
+        out.each_group(pool, tiles, (n, rows), &|tile, i, mut out| {
+            let first = i * rows;
+            let mut x = std::mem::take(&mut tile.out);
+            let x_rows = &mut x[..rows.min(n - first) * width];
             for g in 0..shape.kv_heads {
-                run.tile(i * rows, g, tile, out);
+                run.tile(first, g, tile, x_rows);
             }
-            for (r, out) in out.chunks_exact_mut(width).enumerate() {
-                open_gates(hd, gates(i * rows + r), out);
+            for (r, x) in x_rows.chunks_exact_mut(width).enumerate() {
+                open_gates(first + r, x, &mut tile.gate[..hd]);
+                out.put(r, x);
             }
+            tile.out = x;
         });
     }
 }
 
+/// The part of [`forward_rows`] that later tokens need: appends keys and values to the cache and attends from none.
+///
+/// # Panics
+/// As [`forward`].
+pub fn remember_rows(
+    pool: &Pool,
+    shape: &Shape,
+    weights: &Weights<'_>,
+    rope: &rope::Table,
+    cache: &mut KvCache,
+    projected: Rows<'_>,
+    scratch: &mut Scratch,
+) {
+    take_in(pool, shape, weights, rope, cache, projected, scratch, false);
+}
+
+/// Norms and turns keys, and queries where they are wanted, into the scratch, and appends keys and values to the cache.
+#[expect(clippy::too_many_arguments)]
+fn take_in(
+    pool: &Pool,
+    shape: &Shape,
+    weights: &Weights<'_>,
+    rope: &rope::Table,
+    cache: &mut KvCache,
+    projected: Rows<'_>,
+    scratch: &mut Scratch,
+    queries: bool,
+) {
+    let (input, width, kv, hd) = (shape.input_width(), shape.output_width(), shape.kv_width(), shape.head_dim);
+    assert!(shape.is_valid(), "{shape:?}");
+    assert_eq!(cache.shape(), shape, "the cache is another layer's");
+    let n = rope.rows();
+    assert!(projected.holds(n, input), "{n} tokens");
+    assert_eq!([weights.q_norm.len(), weights.k_norm.len()], [hd; 2], "q_norm, k_norm");
+    assert!(2 * rope.half() <= hd, "RoPE of {} values in a head of {hd}", 2 * rope.half());
+
+    scratch.k.resize(n * kv, 0.0);
+    scratch.v.resize(n * kv, 0.0);
+    let scale = 1.0 / (hd as f32).sqrt();
+    if queries {
+        pool.run_chunks(&mut scratch.q, width, &|t, q| {
+            for (h, q) in q.chunks_exact_mut(hd).enumerate() {
+                projected.read(t, 2 * h * hd..(2 * h + 1) * hd, q);
+                norm::rms_in_place(q, weights.q_norm, shape.eps);
+                rope.rotate(t, q);
+                multiply(q, scale);
+            }
+        });
+    }
+    pool.run_chunks2((&mut scratch.k, kv), (&mut scratch.v, kv), &|t, k, v| {
+        projected.read(t, 2 * width..2 * width + kv, k);
+        projected.read(t, 2 * width + kv..input, v);
+        for k in k.chunks_exact_mut(hd) {
+            norm::rms_in_place(k, weights.k_norm, shape.eps);
+            rope.rotate(t, k);
+        }
+    });
+    append(pool, shape, cache, &scratch.k, &scratch.v, n);
+}
+
 /// Writes the new keys and values into the cache, page by page.
-fn append(pool: &Pool, shape: &Shape, cache: &mut KvCache, k: &[f32], projected: &[f32], n: usize) {
-    let (input, kv) = (shape.input_width(), shape.kv_width());
+fn append(pool: &Pool, shape: &Shape, cache: &mut KvCache, k: &[f32], v: &[f32], n: usize) {
+    let kv = shape.kv_width();
     let (pages, slot) = cache.grow(n);
     pool.run_chunks(pages, 1, &|i, page| {
         // `grow` left these pages with one owner.
         let Some(page) = Arc::get_mut(&mut page[0]) else { return };
         let tokens = (i * BLOCK).saturating_sub(slot)..((i + 1) * BLOCK - slot).min(n);
         for t in tokens {
-            let values = &projected[t * input..][..input][input - kv..];
-            page.put(shape.head_dim, (slot + t) % BLOCK, &k[t * kv..][..kv], values);
+            page.put(shape.head_dim, (slot + t) % BLOCK, &k[t * kv..][..kv], &v[t * kv..][..kv]);
         }
     });
 }
@@ -213,7 +297,7 @@ impl Run<'_> {
             *end = self.before + t + i / group + 1;
         }
         let ends = &ends[..n];
-        let Tile { q, part, total, wide } = tile;
+        let Tile { q, part, total, wide, .. } = tile;
         pack(hd, n, |i| &self.q[t * width + at(i)..][..hd], q);
         let (part, total) = (&mut part[..n * hd], &mut total[..n * hd]);
         total.fill(0.0);
@@ -328,11 +412,15 @@ kernel! {
 }
 
 kernel! {
-    /// `out *= sigmoid(gate)`; `row`: `[heads, (query, gate), head_dim]`, `out`: `[heads, head_dim]`.
-    fn open_gates<V>(head_dim: usize, row: &[f32], out: &mut [f32]) {
-        for (out, row) in out.chunks_exact_mut(head_dim).zip(row.chunks_exact(2 * head_dim)) {
-            zip_in_place::<V>(out, &row[head_dim..], |x, gate| x.mul(simd::sigmoid(gate)));
-        }
+    /// `out *= sigmoid(gate)`.
+    fn open_gate<V>(gate: &[f32], out: &mut [f32]) {
+        zip_in_place::<V>(out, gate, |x, gate| x.mul(simd::sigmoid(gate)));
+    }
+}
+
+kernel! {
+    fn multiply<V>(x: &mut [f32], by: f32) {
+        simd::map::<V>(x, |x| x.mul(V::splat(by)));
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::bf16::{self, bf16 as Bf16};
 use crate::testing::{Random, bits, fixture_f32, max_difference};
 
 const SHAPE: Shape = Shape { heads: 6, kv_heads: 2, head_dim: 24, eps: 1e-6 };
@@ -110,7 +111,7 @@ fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
         assert_eq!(bits(&other.key(700, 1)), bits(&cache.key(700, 1)), "{what}");
         assert_eq!(bits(&other.value(1099, 0)), bits(&cache.value(1099, 0)), "{what}");
     };
-    for cut in [1, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1099] {
+    for cut in [1, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 255, 256, 257, 511, 512, 513, 1099] {
         same(case.run(1, &[cut]), &format!("cut at {cut}"));
     }
     same(case.run(2, &[1, 1, 1, 1, 300, 3]), "2 threads");
@@ -137,7 +138,7 @@ fn equal_values_come_out_as_they_are() {
 fn snapshots_share_pages_and_do_not_see_later_tokens() {
     let case = Case::new(130);
     let (_, mut cache) = case.run(1, &[]);
-    assert_eq!(cache.bytes(), 3 * 2 * 4 * SHAPE.kv_width() * BLOCK);
+    assert_eq!(cache.bytes(), 130usize.div_ceil(BLOCK) * 2 * 4 * SHAPE.kv_width() * BLOCK);
     let snapshot = cache.clone();
     let key = snapshot.key(100, 1);
     cache.truncate(70);
@@ -259,4 +260,36 @@ fn an_infinite_value_does_not_reach_the_queries_before_it() {
     let width = SHAPE.output_width();
     assert_eq!(bits(&out[..70 * width]), bits(&clean[..70 * width]));
     assert!(out[70 * width..].iter().any(|x| !x.is_finite()));
+}
+
+#[test]
+fn rows_of_bf16_with_strides_give_the_same_and_what_is_only_remembered_is_the_same_cache() {
+    let mut case = Case::new(150);
+    let (input, width, n) = (SHAPE.input_width(), SHAPE.output_width(), 150);
+    let half: Vec<Bf16> = case.projected.iter().map(|&x| Bf16::from_f32(x)).collect();
+    bf16::to_f32(&half, &mut case.projected);
+    let (out, cache) = case.run(1, &[]);
+    let strided: Vec<Bf16> =
+        half.chunks_exact(input).flat_map(|row| [row, &[Bf16::NAN; 3]].concat()).take(n * (input + 3) - 3).collect();
+    let weights = Weights { q_norm: &case.q_norm, k_norm: &case.k_norm };
+    let (pool, mut scratch) = (Pool::new(2), Scratch::default());
+    let (mut all, mut kept) = (KvCache::new(SHAPE), KvCache::new(SHAPE));
+    let mut got = vec![Bf16::ZERO; n * (width + 5) - 5];
+    // Few tokens go another way than many.
+    for (first, rows) in [(0, 1), (1, 140), (141, 2), (143, 7)] {
+        let rope = case.rope(first, rows);
+        let projected = Rows::Half(&strided, input + 3).from(first);
+        let to = RowsMut::Half(&mut got[first * (width + 5)..], width + 5);
+        forward_rows(&pool, &SHAPE, &weights, &rope, &mut all, projected, to, &mut scratch);
+        remember_rows(&pool, &SHAPE, &weights, &rope, &mut kept, projected, &mut scratch);
+    }
+    for t in 0..n {
+        let expected: Vec<Bf16> = out[t * width..][..width].iter().map(|&x| Bf16::from_f32(x)).collect();
+        assert_eq!(got[t * (width + 5)..][..width], expected, "token {t}");
+        for h in 0..SHAPE.kv_heads {
+            assert_eq!(bits(&kept.key(t, h)), bits(&cache.key(t, h)), "key {t}");
+            assert_eq!(bits(&kept.value(t, h)), bits(&cache.value(t, h)), "value {t}");
+        }
+    }
+    assert!(got.chunks(width + 5).take(n - 1).all(|row| row[width..].iter().all(|x| *x == Bf16::ZERO)));
 }

@@ -8,7 +8,7 @@ use crate::simd::{LANES, Lanes, Stored, exp_of_negative, kernel};
 use half::{bf16, f16};
 
 /// Keys of a block, and tokens of a cache page.
-pub const BLOCK: usize = 64;
+pub const BLOCK: usize = 128;
 
 /// Keys of a panel of keys, and columns of a panel of values.
 pub(super) const PANEL: usize = 2 * LANES;
@@ -18,6 +18,9 @@ pub(super) const MAX_QUERIES: usize = 48;
 
 /// Queries that share what is loaded.
 const ROWS: usize = 6;
+
+/// Turns of the inner loops that are one.
+const GROUP: usize = 8;
 
 /// Where key `slot`, value `d` of it, stands in a block's keys.
 #[inline(always)]
@@ -209,14 +212,15 @@ fn score<V: Lanes, K: Stored, const R: usize>(
     scores: &mut [[f32; BLOCK]],
 ) {
     let mut sums = [[V::splat(0.0); 2]; R];
-    for (q, keys) in q.as_chunks::<R>().0.iter().zip(keys) {
-        let keys = keys.as_chunks::<LANES>().0;
-        let (a, b): (V, V) = (K::load(&keys[0]), K::load(&keys[1]));
-        for r in 0..R {
-            let q = V::splat(q[r]);
-            sums[r][0] = a.fma(q, sums[r][0]);
-            sums[r][1] = b.fma(q, sums[r][1]);
+    // In groups: a loop of few turns ends where the processor expects it.
+    let ((q, rest), (keys, rest_keys)) = (q.as_chunks::<R>().0.as_chunks::<GROUP>(), keys.as_chunks::<GROUP>());
+    for (q, keys) in q.iter().zip(keys) {
+        for i in 0..GROUP {
+            score_one(&q[i], &keys[i], &mut sums);
         }
+    }
+    for (q, keys) in rest.iter().zip(rest_keys) {
+        score_one(q, keys, &mut sums);
     }
     for (scores, sums) in scores.iter_mut().zip(sums) {
         let out = &mut scores.as_chunks_mut::<LANES>().0[2 * panel..][..2];
@@ -225,18 +229,30 @@ fn score<V: Lanes, K: Stored, const R: usize>(
     }
 }
 
+/// One value of each query times those of a panel of keys.
+#[inline(always)]
+fn score_one<V: Lanes, K: Stored, const R: usize>(q: &[f32; R], keys: &[K; PANEL], sums: &mut [[V; 2]; R]) {
+    let keys = keys.as_chunks::<LANES>().0;
+    let (a, b): (V, V) = (K::load(&keys[0]), K::load(&keys[1]));
+    for r in 0..R {
+        let q = V::splat(q[r]);
+        sums[r][0] = a.fma(q, sums[r][0]);
+        sums[r][1] = b.fma(q, sums[r][1]);
+    }
+}
+
 /// Turns scores into `e^(score - max)`, 0 past `visible`; returns by how much the largest score has grown, negative, and
 /// the sum.
 #[inline(always)]
 fn soften<V: Lanes>(scores: &mut [f32; BLOCK], visible: usize, max: &mut f32) -> (f32, f32) {
-    if visible < BLOCK {
-        if visible == 0 {
-            // Nothing changes; -infinity less -infinity would be no number.
-            return (0.0, 0.0);
-        }
-        scores[visible..].fill(f32::NEG_INFINITY);
+    if visible == 0 {
+        // Nothing changes; -infinity less -infinity would be no number.
+        return (0.0, 0.0);
     }
-    let scores = scores.as_chunks_mut::<LANES>().0;
+    // What is not looked at would add nothing but zeros, and nobody reads it.
+    let used = BLOCK.min(visible.next_multiple_of(LANES));
+    scores[visible.min(BLOCK)..used].fill(f32::NEG_INFINITY);
+    let scores = scores[..used].as_chunks_mut::<LANES>().0;
     let mut lanes = V::load(&scores[0]);
     for s in &scores[1..] {
         lanes = V::load(s).max(lanes);
@@ -282,20 +298,15 @@ fn weigh<V: Lanes, E: Stored, const R: usize, const W: usize>(
     // What all of them see. The rest each on its own: a query must not meet a value that it does not see, because 0
     // times an infinity is no zero.
     let common = part.visible[0].min(BLOCK);
-    for (j, values) in values.chunks_exact(W).enumerate().take(BLOCK) {
-        if j >= common {
-            break;
+    let rows = values.as_chunks::<W>().0;
+    let (groups, _) = rows.as_chunks::<GROUP>();
+    for (g, values) in groups.iter().enumerate().take(common / GROUP) {
+        for i in 0..GROUP {
+            weigh_one::<V, E, R, W>(scores, g * GROUP + i, &values[i], &mut sums);
         }
-        let mut loaded = [V::splat(0.0); W];
-        for w in 0..W {
-            loaded[w] = E::load(&values[w]);
-        }
-        for r in 0..R {
-            let weight = V::splat(scores[r][j]);
-            for w in 0..W {
-                sums[r][w] = loaded[w].fma(weight, sums[r][w]);
-            }
-        }
+    }
+    for (j, values) in rows.iter().enumerate().take(common).skip(common / GROUP * GROUP) {
+        weigh_one::<V, E, R, W>(scores, j, values, &mut sums);
     }
     for r in 0..R {
         for (j, values) in values.chunks_exact(W).enumerate().take(part.visible[r].min(BLOCK)).skip(common) {
@@ -306,6 +317,26 @@ fn weigh<V: Lanes, E: Stored, const R: usize, const W: usize>(
         let at = &mut acc[r * head_dim + d..].as_chunks_mut::<LANES>().0[..W];
         for w in 0..W {
             sums[r][w].store(&mut at[w]);
+        }
+    }
+}
+
+/// What `R` queries take of the values of key `j`.
+#[inline(always)]
+fn weigh_one<V: Lanes, E: Stored, const R: usize, const W: usize>(
+    scores: &[[f32; BLOCK]],
+    j: usize,
+    values: &[[E; LANES]; W],
+    sums: &mut [[V; W]; R],
+) {
+    let mut loaded = [V::splat(0.0); W];
+    for w in 0..W {
+        loaded[w] = E::load(&values[w]);
+    }
+    for r in 0..R {
+        let weight = V::splat(scores[r][j % BLOCK]);
+        for w in 0..W {
+            sums[r][w] = loaded[w].fma(weight, sums[r][w]);
         }
     }
 }

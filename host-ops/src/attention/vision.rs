@@ -4,6 +4,7 @@ use super::tile::{BLOCK, Block, Data, MAX_QUERIES, Online, PANEL, attend, key_at
 use crate::{
     pool::Pool,
     rope,
+    rows::RowsMut,
     simd::{self, LANES, kernel},
 };
 
@@ -48,6 +49,8 @@ struct Tile {
     q: [Vec<f32>; 2],
     /// `[queries, head_dim]`.
     acc: Vec<f32>,
+    /// `[queries, heads, head_dim]`: what all heads came to.
+    out: Vec<f32>,
 }
 
 /// Full attention over `n` patches of one image, online softmax in tiles: no `n` x `n` matrix exists.
@@ -68,7 +71,7 @@ pub fn vision_forward(
 ) {
     assert_eq!(qkv.len(), 3 * out.len(), "qkv and out");
     vision_keys(pool, shape, rope, qkv, scratch);
-    vision_rows(pool, shape, rope, (qkv, 0), out, scratch);
+    vision_rows(pool, shape, rope, (qkv, 0), RowsMut::Full(out, shape.width()), scratch);
 }
 
 /// The first half of [`vision_forward`]: takes in all keys and values.
@@ -89,6 +92,7 @@ pub fn vision_keys(pool: &Pool, shape: &VisionShape, rope: &rope::Table, qkv: &[
     scratch.tiles.resize_with(pool.threads().max(scratch.tiles.len()), Tile::default);
     for tile in &mut scratch.tiles {
         tile.q.iter_mut().chain([&mut tile.acc]).for_each(|x| x.resize(MAX_QUERIES * hd, 0.0));
+        tile.out.resize(MAX_QUERIES * width, 0.0);
     }
     pool.run_chunks2((&mut scratch.keys, hd * BLOCK), (&mut scratch.values, hd * BLOCK), &|i, keys, values| {
         let (b, h) = (i / shape.heads, i % shape.heads);
@@ -110,7 +114,7 @@ pub fn vision_keys(pool: &Pool, shape: &VisionShape, rope: &rope::Table, qkv: &[
     scratch.patches = n;
 }
 
-/// The second half: attends from the patches from `first` on, to all whose keys were taken in. `qkv` and `out` are their
+/// The second half: attends from the patches from `from` on, to all whose keys were taken in. `qkv` and `out` are their
 /// rows; any cut of the patches gives the same bits.
 ///
 /// # Panics
@@ -120,19 +124,21 @@ pub fn vision_rows(
     shape: &VisionShape,
     rope: &rope::Table,
     (qkv, from): (&[f32], usize),
-    out: &mut [f32],
+    mut out: RowsMut<'_>,
     scratch: &mut Scratch,
 ) {
     let (width, hd, n) = (shape.width(), shape.head_dim, scratch.patches);
     assert!(shape.is_valid(), "{shape:?}");
-    assert_eq!([qkv.len(), out.len() % width, rope.rows()], [3 * out.len(), 0, n], "{n} patches");
-    assert!(from + out.len() / width <= n, "patches from {from} on of {n}");
+    let queries = qkv.len() / (3 * width);
+    assert_eq!([qkv.len() % (3 * width), rope.rows()], [0, n], "{n} patches");
+    assert!(from + queries <= n && out.holds(queries, width), "{queries} patches from {from} on of {n}");
     let blocks = n.div_ceil(BLOCK);
     let scale = 1.0 / (hd as f32).sqrt();
     let (keys, values) = (&scratch.keys, &scratch.values);
-    pool.run_chunks_with(&mut scratch.tiles, (out, MAX_QUERIES * width), &|tile, i, out| {
-        let (first, rows) = (i * MAX_QUERIES, out.len() / width);
-        let Tile { q: [q, packed], acc } = tile;
+    out.each_group(pool, &mut scratch.tiles, (queries, MAX_QUERIES), &|tile, i, mut to| {
+        let first = i * MAX_QUERIES;
+        let rows = MAX_QUERIES.min(queries - first);
+        let Tile { q: [q, packed], acc, out } = tile;
         let acc = &mut acc[..rows * hd];
         for h in 0..shape.heads {
             for (r, q) in q.chunks_exact_mut(hd).enumerate().take(rows) {
@@ -152,6 +158,9 @@ pub fn vision_rows(
             for (r, acc) in acc.chunks_exact(hd).enumerate() {
                 divide(acc, online.sum[r], &mut out[r * width + h * hd..][..hd]);
             }
+        }
+        for (r, out) in out.chunks_exact(width).enumerate().take(rows) {
+            to.put(r, out);
         }
     });
 }
@@ -231,7 +240,7 @@ mod tests {
             let mut parts = vec![f32::NAN; n * width];
             for (i, out) in parts.chunks_mut(5 * width).enumerate() {
                 let own = &qkv[15 * i * width..][..3 * out.len()];
-                vision_rows(&pool, &shape, &rope, (own, 5 * i), out, &mut scratch);
+                vision_rows(&pool, &shape, &rope, (own, 5 * i), RowsMut::Full(out, width), &mut scratch);
             }
             assert_eq!(bits(&one), bits(&parts));
         }

@@ -10,8 +10,11 @@ mod stored;
 use crate::{
     act, norm,
     pool::{Chunks, Pool},
+    rows::{Rows, RowsMut},
     simd::{self, kernel},
 };
+use std::ops::Range;
+
 use recurrence::{CHUNK, Fades, PANEL, Segment, Token, Values};
 
 /// The shape of one layer.
@@ -61,6 +64,11 @@ impl Shape {
     /// Value heads of a key head.
     fn group(&self) -> usize {
         self.value_heads / self.key_heads
+    }
+
+    /// Columns of the convolution that belong to a key head: its query, its key and its values.
+    fn window(&self) -> usize {
+        2 * self.key_dim + self.group() * self.value_dim
     }
 
     /// Panels of a head.
@@ -168,12 +176,21 @@ impl State {
         floats.iter().map(|x| size_of_val(&x[..])).sum::<usize>() + size_of_val(&self.fades[..])
     }
 
-    /// What tap `j` of the convolution meets at token `t` of `projected`.
-    fn input<'a>(&'a self, projected: &'a [f32], t: usize, j: usize) -> &'a [f32] {
+    /// What tap `j` of the convolution meets at a token whose row is `projected`, the first of a call.
+    fn input<'a>(&'a self, projected: &'a [f32], j: usize) -> &'a [f32] {
         let (before, channels) = (self.shape.conv_kernel - 1, self.shape.channels());
-        match (t + j).checked_sub(before) {
-            None => &self.conv[(self.oldest + t + j) % before * channels..][..channels],
-            Some(t) => &projected[t * self.shape.input_width()..][..channels],
+        match j < before {
+            true => &self.conv[(self.oldest + j) % before * channels..][..channels],
+            false => &projected[..channels],
+        }
+    }
+
+    /// Columns of what the first tap of the convolution meets at token `t` of `projected`.
+    fn first_input(&self, projected: Rows<'_>, t: usize, columns: Range<usize>, out: &mut [f32]) {
+        let (before, channels) = (self.shape.conv_kernel - 1, self.shape.channels());
+        match t.checked_sub(before) {
+            None => out.copy_from_slice(&self.conv[(self.oldest + t) % before * channels..][columns]),
+            Some(t) => projected.read(t, columns, out),
         }
     }
 }
@@ -183,8 +200,8 @@ impl State {
 pub struct Scratch {
     /// `[n, 2 * value_heads]`: beta, then decay.
     gates: Vec<f32>,
-    /// `[segments, key_heads, 2 * CHUNK * key_dim]`: keys and queries, packed.
-    packed: Vec<f32>,
+    /// `[segments, key_heads, 2 * CHUNK, key_dim]`: keys and queries in turn.
+    rows: Vec<f32>,
     /// `[segments, key_heads, key_dim, CHUNK]`.
     keys: Vec<f32>,
     /// `[segments, value_heads, panels, CHUNK, PANEL]`.
@@ -193,31 +210,35 @@ pub struct Scratch {
     tokens: Vec<Token>,
     /// `[segments, value_heads]`: at the end of each.
     fades: Vec<Fades>,
-    /// `[value_heads, panels, n, PANEL]`.
+    /// `[value_heads, panels, n, PANEL]`; of a single token `[value_width]`.
     mixed: Vec<f32>,
+    /// `[input_width]`: a single token's projections, where they come in bf16.
+    token: Vec<f32>,
     /// One for each thread.
     heads: Vec<Head>,
 }
 
-/// What a thread needs for a key head.
+/// What a thread needs for a key head, or for a token.
 #[derive(Debug, Default)]
 struct Head {
-    /// `[2 * CHUNK, key_dim]`: keys and queries in turn.
+    /// `[CHUNK + conv_kernel - 1, columns of a key head]`: inputs of the convolution.
+    window: Vec<f32>,
+    /// `[2, key_dim]`: key and query of one token.
     rows: Vec<f32>,
-    /// The same, packed.
-    packed: Vec<f32>,
     /// `[value_dim]`.
     values: Vec<f32>,
+    /// `[value_width]`, twice: a token's output and its gates.
+    line: [Vec<f32>; 2],
 }
 
 impl Head {
     fn fit(heads: &mut Vec<Head>, threads: usize, shape: &Shape) {
         heads.resize_with(threads.max(heads.len()), Head::default);
         for head in heads {
-            for x in [&mut head.rows, &mut head.packed] {
-                x.resize(2 * CHUNK * shape.key_dim, 0.0);
-            }
+            head.window.resize((CHUNK + shape.conv_kernel - 1) * shape.window(), 0.0);
+            head.rows.resize(2 * shape.key_dim, 0.0);
             head.values.resize(shape.value_dim.next_multiple_of(PANEL), 0.0);
+            head.line.iter_mut().for_each(|line| line.resize(shape.value_width(), 0.0));
         }
     }
 }
@@ -254,34 +275,60 @@ pub fn forward(
     scratch: &mut Scratch,
 ) {
     assert!(shape.is_valid(), "{shape:?}");
-    let width = weights.ba.len() / (2 * shape.value_heads);
-    let (input, channels, value) = (shape.input_width(), shape.channels(), shape.value_width());
+    let (input, value) = (shape.input_width(), shape.value_width());
     let n = projected.len() / input;
+    assert_eq!([projected.len(), out.len()], [n * input, n * value], "{n} tokens");
+    let (projected, out) = (Rows::Full(projected, input), RowsMut::Full(out, value));
+    forward_rows(pool, shape, weights, state, hidden, projected, out, scratch);
+}
+
+/// As [`forward`], for as many tokens as `hidden` has, between buffers that have strides and may hold bf16.
+///
+/// # Panics
+/// As [`forward`].
+#[expect(clippy::too_many_arguments)]
+pub fn forward_rows(
+    pool: &Pool,
+    shape: &Shape,
+    weights: &Weights<'_>,
+    state: &mut State,
+    hidden: &[f32],
+    projected: Rows<'_>,
+    mut out: RowsMut<'_>,
+    scratch: &mut Scratch,
+) {
+    assert!(shape.is_valid(), "{shape:?}");
+    let width = weights.ba.len() / (2 * shape.value_heads);
+    let (channels, value) = (shape.channels(), shape.value_width());
+    let n = hidden.len() / width;
     assert_eq!(state.shape, *shape, "the state is another layer's");
     assert_eq!(weights.ba.len(), 2 * shape.value_heads * width, "ba");
     assert_eq!(weights.taps.len(), channels * shape.conv_kernel, "taps");
     assert_eq!([weights.a.len(), weights.dt_bias.len()], [shape.value_heads; 2], "a, dt_bias");
     assert_eq!(weights.norm.len(), shape.value_dim, "norm");
-    assert_eq!([hidden.len(), projected.len(), out.len()], [n * width, n * input, n * value], "{n} tokens");
+    assert_eq!(hidden.len(), n * width, "{n} tokens");
+    assert!(projected.holds(n, shape.input_width()) && out.holds(n, value), "{n} tokens");
 
     Head::fit(&mut scratch.heads, pool.threads(), shape);
     if n == 1 {
-        one(pool, shape, weights, state, hidden, projected, out, scratch);
+        one(pool, shape, weights, state, hidden, projected, &mut out, scratch);
         return remember(shape, state, projected, 1);
     }
     for first in (0..n).step_by(PIECE) {
         let rows = PIECE.min(n - first);
         let hidden = &hidden[first * width..][..rows * width];
-        let projected = &projected[first * input..][..rows * input];
-        let out = &mut out[first * value..][..rows * value];
+        let projected = projected.from(first);
         gates(pool, shape, weights, hidden, rows, &mut scratch.gates);
         mix(pool, shape, weights, state, projected, rows, scratch);
         remember(shape, state, projected, rows);
-        let mixed = &scratch.mixed;
-        pool.run_chunks(out, value, &|t, out| {
-            let z = &projected[t * input + channels..][..value];
-            gather(shape, &mixed[..], rows, t, out);
-            norm::gated_rms_in_place(out, z, weights.norm, shape.eps);
+        let Scratch { mixed, heads, .. } = scratch;
+        out.from(first).each_group(pool, heads, (rows, 1), &|head, t, mut out| {
+            let [line, gate] = &mut head.line;
+            let (line, gate) = (&mut line[..value], &mut gate[..value]);
+            gather(shape, &mixed[..], rows, t, line);
+            projected.read(t, channels..channels + value, gate);
+            norm::gated_rms_in_place(line, gate, weights.norm, shape.eps);
+            out.put(0, line);
         });
     }
 }
@@ -292,13 +339,13 @@ fn mix(
     shape: &Shape,
     weights: &Weights<'_>,
     state: &mut State,
-    projected: &[f32],
+    projected: Rows<'_>,
     n: usize,
     scratch: &mut Scratch,
 ) {
-    let Shape { key_heads, value_heads, key_dim, .. } = *shape;
-    let (key, group) = (shape.key_width(), shape.group());
-    let Scratch { gates, packed, keys, values, tokens, fades, mixed, heads } = scratch;
+    let Shape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
+    let (key, group, channels) = (shape.key_width(), shape.group(), shape.channels());
+    let Scratch { gates, rows, keys, values, tokens, fades, mixed, heads, .. } = scratch;
     // Segment s holds tokens up to where the next chunk begins.
     let pending = state.pending;
     let segments = (pending + n).div_ceil(CHUNK);
@@ -306,20 +353,21 @@ fn mix(
     let start = |s: usize| if s == 0 { pending } else { 0 };
     let panels = shape.panels();
     let per_panel = CHUNK * PANEL;
-    let packed = fit(packed, segments * 2 * CHUNK * key, 0.0);
+    let rows = fit(rows, segments * 2 * CHUNK * key, 0.0);
     let keys = fit(keys, segments * CHUNK * key, 0.0);
     let values = fit(values, segments * value_heads * panels * per_panel, 0.0);
     let tokens = fit(tokens, segments * value_heads * CHUNK, Token::default());
     let fades = fit(fades, segments * value_heads, Fades::START);
     let parts = (
-        Chunks::new(packed, 2 * CHUNK * key_dim),
+        Chunks::new(rows, 2 * CHUNK * key_dim),
         Chunks::new(keys, CHUNK * key_dim),
         Chunks::new(values, group * panels * per_panel),
         Chunks::new(tokens, group * CHUNK),
         Chunks::new(fades, group),
     );
     let before = &*state;
-    pool.run_parts_with(heads, parts, |head, i, (packed, keys, values, tokens, fades)| {
+    let window = shape.window();
+    pool.run_parts_with(heads, parts, |head, i, (rows, keys, values, tokens, fades)| {
         let (s, h) = (i / key_heads, i % key_heads);
         let (range, start) = (range(s), start(s));
         for (g, fades) in fades.iter_mut().enumerate() {
@@ -328,26 +376,45 @@ fn mix(
         if start > 0 {
             keys.copy_from_slice(&before.keys[h * CHUNK * key_dim..][..CHUNK * key_dim]);
         }
-        let rows = &mut head.rows[..2 * range.len() * key_dim];
-        for ((i, t), pair) in range.clone().enumerate().zip(rows.chunks_exact_mut(2 * key_dim)) {
-            let input = |j: usize| before.input(projected, t, j);
+        let columns = [
+            h * key_dim..(h + 1) * key_dim,
+            key + h * key_dim..key + (h + 1) * key_dim,
+            2 * key + h * group * value_dim..2 * key + (h + 1) * group * value_dim,
+        ];
+        let x = &mut head.window[..(range.len() + shape.conv_kernel - 1) * window];
+        for (i, row) in x.chunks_exact_mut(window).enumerate() {
+            let mut rest = row;
+            for columns in columns.clone() {
+                let part;
+                (part, rest) = rest.split_at_mut(columns.len());
+                before.first_input(projected, range.start + i, columns, part);
+            }
+        }
+        let convolve = |at: usize, columns: Range<usize>, out: &mut [f32], stride: usize| {
+            let taps = (weights.taps, channels, columns);
+            convolve_rows(taps, (&x[at..], window), (out, stride), range.len());
+        };
+        let [q, k, v] = columns;
+        let rows = &mut rows[..2 * range.len() * key_dim];
+        convolve(0, q, &mut rows[key_dim..], 2 * key_dim);
+        convolve(key_dim, k, rows, 2 * key_dim);
+        for (i, pair) in rows.chunks_exact_mut(2 * key_dim).enumerate() {
             let (k, q) = pair.split_at_mut(key_dim);
-            key_and_query(shape, weights.taps, h, input, k, q);
+            norm::l2_in_place(q, 1.0 / (key_dim as f32).sqrt());
+            norm::l2_in_place(k, 1.0);
             for (keys, &k) in keys.as_chunks_mut::<CHUNK>().0.iter_mut().zip(&*k) {
                 keys[start + i] = k;
             }
-            for (g, values) in values.chunks_exact_mut(panels * per_panel).enumerate() {
-                let v = &mut head.values[..shape.value_dim];
-                let at = 2 * key + (h * group + g) * shape.value_dim;
-                convolve(weights.taps, shape.channels(), at, input, v);
-                for (v, panel) in v.chunks(PANEL).zip(values.chunks_exact_mut(per_panel)) {
-                    panel[i * PANEL..][..v.len()].copy_from_slice(v);
-                }
+        }
+        for (g, values) in values.chunks_exact_mut(panels * per_panel).enumerate() {
+            for (p, panel) in values.chunks_exact_mut(per_panel).enumerate() {
+                let first = g * value_dim + p * PANEL;
+                let columns = v.start + first..v.start + (g * value_dim + value_dim).min(first + PANEL);
+                convolve(2 * key_dim + first, columns, panel, PANEL);
             }
         }
-        recurrence::pack(rows.chunks_exact(key_dim), key_dim, packed);
         let mut dots = [[0.0; CHUNK]; 2 * CHUNK];
-        recurrence::dots(packed, keys, &mut dots[..2 * range.len()]);
+        recurrence::dots(rows, keys, &mut dots[..2 * range.len()]);
         for ((i, t), dots) in range.enumerate().zip(dots.as_chunks::<2>().0) {
             let (beta, decay) = gates[t * 2 * value_heads..][..2 * value_heads].split_at(value_heads);
             for (g, fades) in fades.iter_mut().enumerate() {
@@ -369,7 +436,7 @@ fn mix(
             let (range, at) = (range(s), s * key_heads + head / group);
             let segment = Segment {
                 start: start(s),
-                packed: &packed[at * 2 * CHUNK * key_dim..][..2 * CHUNK * key_dim],
+                rows: &rows[at * 2 * CHUNK * key_dim..][..2 * range.len() * key_dim],
                 keys: &keys[at * CHUNK * key_dim..][..CHUNK * key_dim],
                 tokens: &tokens[(s * value_heads + head) * CHUNK..][..range.len()],
                 fades: &fades[s * value_heads + head],
@@ -398,11 +465,21 @@ fn one(
     weights: &Weights<'_>,
     state: &mut State,
     hidden: &[f32],
-    projected: &[f32],
-    out: &mut [f32],
+    projected: Rows<'_>,
+    out: &mut RowsMut<'_>,
     scratch: &mut Scratch,
 ) {
     let Shape { value_heads, key_dim, value_dim, .. } = *shape;
+    let Scratch { heads, mixed, token, .. } = scratch;
+    let out_row = fit(mixed, shape.value_width(), 0.0);
+    let projected = match projected {
+        Rows::Full(projected, _) => projected,
+        Rows::Half(..) => {
+            let token = fit(token, shape.input_width(), 0.0);
+            projected.read(0, 0..token.len(), token);
+            token
+        }
+    };
     let (channels, key, group, panels) = (shape.channels(), shape.key_width(), shape.group(), shape.panels());
     let start = state.pending;
     // Taken out for the loop, so that the rest of the state can be looked at.
@@ -414,25 +491,25 @@ fn one(
         Chunks::new(&mut deltas[..], group * panels * CHUNK * PANEL),
         Chunks::new(&mut keys[..], CHUNK * key_dim),
         Chunks::new(&mut fades[..], group),
-        Chunks::new(out, group * value_dim),
+        Chunks::new(out_row, group * value_dim),
     );
     let before = &*state;
-    pool.run_parts_with(&mut scratch.heads, parts, |head, h, (recurrent, deltas, keys, fades, out)| {
-        let Head { rows, packed, values } = head;
-        let input = |j: usize| before.input(projected, 0, j);
-        let (k, q) = rows[..2 * key_dim].split_at_mut(key_dim);
+    pool.run_parts_with(heads, parts, |head, h, (recurrent, deltas, keys, fades, out)| {
+        let Head { rows, values, .. } = head;
+        let input = |j: usize| before.input(projected, j);
+        let rows = &mut rows[..2 * key_dim];
+        let (k, q) = rows.split_at_mut(key_dim);
         key_and_query(shape, weights.taps, h, input, k, q);
         for (keys, &k) in keys.as_chunks_mut::<CHUNK>().0.iter_mut().zip(&*k) {
             keys[start] = k;
         }
-        recurrence::pack([&*k, &*q].into_iter(), key_dim, packed);
         let mut dots = [[0.0; CHUNK]; 2];
-        recurrence::dots(packed, keys, &mut dots);
+        recurrence::dots(rows, keys, &mut dots);
         for (g, fades) in fades.iter_mut().enumerate() {
             let head = h * group + g;
             let (beta, decay) = gate(weights, head, value_heads, hidden);
             let tokens = [fades.token(start, beta, decay, &dots)];
-            let segment = Segment { start, packed, keys, tokens: &tokens, fades };
+            let segment = Segment { start, rows, keys, tokens: &tokens, fades };
             convolve(weights.taps, channels, 2 * key + head * value_dim, input, &mut values[..value_dim]);
             let out = &mut out[g * value_dim..][..value_dim];
             for (p, out) in out.chunks_mut(PANEL).enumerate() {
@@ -448,6 +525,7 @@ fn one(
         }
     });
     (state.recurrent, state.deltas, state.keys, state.fades) = (recurrent, deltas, keys, fades);
+    out.put(0, &mixed[..shape.value_width()]);
     state.pending = (start + 1) % CHUNK;
     if state.pending == 0 {
         state.fades.fill(Fades::START);
@@ -523,12 +601,35 @@ fn convolve<'a>(taps: &[f32], channels: usize, at: usize, input: impl Fn(usize) 
     act::silu_in_place(out);
 }
 
+/// As [`convolve`] for `n` tokens, each `stride` values after the one before: `x` begins with what the first tap meets at
+/// the first of them. `taps`: all, how many channels there are, and which of them these are.
+fn convolve_rows(
+    (taps, channels, columns): (&[f32], usize, Range<usize>),
+    (x, stride): (&[f32], usize),
+    (out, out_stride): (&mut [f32], usize),
+    n: usize,
+) {
+    let width = columns.len();
+    let tap = |j: usize| &taps[j * channels..][columns.clone()];
+    if taps.len() == 4 * channels {
+        return convolve_four_rows(std::array::from_fn(tap), x, stride, out, out_stride, n);
+    }
+    for (t, out) in out.chunks_mut(out_stride).enumerate().take(n) {
+        let out = &mut out[..width];
+        out.fill(0.0);
+        for j in 0..taps.len() / channels {
+            multiply_add(tap(j), &x[(t + j) * stride..][..width], out);
+        }
+        act::silu_in_place(out);
+    }
+}
+
 /// The last inputs of the convolution into the ring.
-fn remember(shape: &Shape, state: &mut State, projected: &[f32], n: usize) {
-    let (input, channels, before) = (shape.input_width(), shape.channels(), shape.conv_kernel - 1);
+fn remember(shape: &Shape, state: &mut State, projected: Rows<'_>, n: usize) {
+    let (channels, before) = (shape.channels(), shape.conv_kernel - 1);
     for t in n.saturating_sub(before)..n {
         let row = &mut state.conv[state.oldest * channels..][..channels];
-        row.copy_from_slice(&projected[t * input..][..channels]);
+        projected.read(t, 0..channels, row);
         state.oldest = (state.oldest + 1) % before;
     }
 }
@@ -551,6 +652,44 @@ kernel! {
                 sum = simd::load_padded::<V>(taps[j].1).fma(simd::load_padded(x[j].1), sum);
             }
             simd::store_cut(simd::silu(sum), rest);
+        }
+    }
+}
+
+kernel! {
+    /// [`convolve_four`] for `n` rows: an input is loaded once for the four of them that it has a part in.
+    fn convolve_four_rows<V>(
+        taps: [&[f32]; 4],
+        x: &[f32],
+        stride: usize,
+        out: &mut [f32],
+        out_stride: usize,
+        n: usize,
+    ) {
+        let width = taps[0].len();
+        for first in (0..width).step_by(simd::LANES) {
+            let columns = first..width.min(first + simd::LANES);
+            let load = |x: &[f32]| match x.as_chunks() {
+                ([x], []) => V::load(x),
+                _ => simd::load_padded(x),
+            };
+            let taps = taps.map(|tap| load(&tap[columns.clone()]));
+            let row = |t: usize| load(&x[t * stride + first..][..columns.len()]);
+            let mut inputs = [row(0), row(1), row(2)];
+            for t in 0..n {
+                let newest = row(t + 3);
+                let mut sum = V::splat(0.0);
+                for j in 0..3 {
+                    sum = taps[j].fma(inputs[j], sum);
+                }
+                let result = simd::silu(taps[3].fma(newest, sum));
+                inputs = [inputs[1], inputs[2], newest];
+                let out = &mut out[t * out_stride + first..][..columns.len()];
+                match out.as_chunks_mut() {
+                    ([out], []) => result.store(out),
+                    _ => simd::store_cut(result, out),
+                }
+            }
         }
     }
 }

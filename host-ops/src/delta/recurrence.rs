@@ -25,6 +25,9 @@ pub(super) const PANEL: usize = 2 * LANES;
 /// Rows that share what is loaded.
 const ROWS: usize = 6;
 
+/// Turns of an inner loop that are one.
+const GROUP: usize = 8;
+
 /// What a token needs beside its key, query and value; the products of decays are in the factors.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Token {
@@ -69,9 +72,9 @@ impl Fades {
 }
 
 kernel! {
-    /// Products of [packed](pack) rows with the keys of a chunk, `[key_dim, CHUNK]`. `out`: a row for each.
-    pub(super) fn dots<V>(packed: &[f32], keys: &[f32], out: &mut [[f32; CHUNK]]) {
-        recall_all::<V>(packed, keys.as_chunks().0, out);
+    /// Products of rows, each of `key_dim`, with the keys of a chunk, `[key_dim, CHUNK]`. `out`: a row for each.
+    pub(super) fn dots<V>(rows: &[f32], keys: &[f32], out: &mut [[f32; CHUNK]]) {
+        recall_all::<V>(rows, keys.as_chunks().0, out);
     }
 }
 
@@ -80,8 +83,8 @@ kernel! {
 pub(super) struct Segment<'a> {
     /// Which token of its chunk the first one is.
     pub(super) start: usize,
-    /// Each token's key and query, [packed](pack).
-    pub(super) packed: &'a [f32],
+    /// Each token's key and query, `[2 * tokens, key_dim]`.
+    pub(super) rows: &'a [f32],
     /// `[key_dim, CHUNK]`: the chunk's keys, those of this segment included.
     pub(super) keys: &'a [f32],
     pub(super) tokens: &'a [Token],
@@ -104,30 +107,6 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Rows of `key_dim`, at most `2 * CHUNK`, as [`run`] wants them: groups of six (the last one of what is left), each
-/// `[key_dim, rows]`.
-pub(super) fn pack<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, key_dim: usize, out: &mut [f32]) {
-    let n = rows.len();
-    let mut all: [&[f32]; 2 * CHUNK] = [&[]; 2 * CHUNK];
-    all.iter_mut().zip(rows).for_each(|(all, row)| *all = &row[..key_dim]);
-    for (rows, out) in all[..n].chunks(ROWS).zip(out.chunks_mut(ROWS * key_dim)) {
-        match rows.len() {
-            ROWS => interleave::<ROWS>(rows, key_dim, out),
-            4 => interleave::<4>(rows, key_dim, out),
-            _ => interleave::<2>(rows, key_dim, out),
-        }
-    }
-}
-
-fn interleave<const R: usize>(rows: &[&[f32]], key_dim: usize, out: &mut [f32]) {
-    let rows: [&[f32]; R] = std::array::from_fn(|r| &rows[r][..key_dim]);
-    for (d, out) in out.as_chunks_mut::<R>().0.iter_mut().enumerate().take(key_dim) {
-        for r in 0..R {
-            out[r] = rows[r][d];
-        }
-    }
-}
-
 kernel! {
     /// Runs a segment through a panel.
     ///
@@ -146,7 +125,7 @@ kernel! {
         let state = state.as_chunks_mut::<PANEL>().0;
         let deltas = deltas.as_chunks_mut::<PANEL>().0;
         let mut recalled = [[0.0; PANEL]; 2 * CHUNK];
-        recall_all::<V>(segment.packed, state, &mut recalled[..2 * n]);
+        recall_all::<V>(segment.rows, state, &mut recalled[..2 * n]);
         for (i, token) in segment.tokens.iter().enumerate() {
             let at = segment.start + i;
             let v = match values.row(i).as_chunks() {
@@ -182,10 +161,10 @@ kernel! {
 
 const _: () = assert!(CHUNK == PANEL, "keys of a chunk are a panel too");
 
-/// `out = x state` for [packed](pack) rows.
+/// `out = rows state`.
 #[inline(always)]
-fn recall_all<V: Lanes>(packed: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
-    for (x, out) in packed.chunks(ROWS * state.len()).zip(out.chunks_mut(ROWS)) {
+fn recall_all<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
+    for (x, out) in rows.chunks(ROWS * state.len()).zip(out.chunks_mut(ROWS)) {
         match out.len() {
             6 => recall::<V, 6>(x, state, out),
             4 => recall::<V, 4>(x, state, out),
@@ -196,21 +175,37 @@ fn recall_all<V: Lanes>(packed: &[f32], state: &[[f32; PANEL]], out: &mut [[f32;
 
 /// [`recall_all`] for `R` rows.
 #[inline(always)]
-fn recall<V: Lanes, const R: usize>(x: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
+fn recall<V: Lanes, const R: usize>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
+    let n = state.len();
     let mut sums = [[V::splat(0.0); 2]; R];
-    for (x, s) in x.as_chunks::<R>().0.iter().zip(state) {
-        let s = s.as_chunks::<LANES>().0;
-        let (a, b): (V, V) = (V::load(&s[0]), V::load(&s[1]));
-        for r in 0..R {
-            let x = V::splat(x[r]);
-            sums[r][0] = a.fma(x, sums[r][0]);
-            sums[r][1] = b.fma(x, sums[r][1]);
+    let rows: [&[f32]; R] = std::array::from_fn(|r| &rows[r * n..][..n]);
+    // In groups: a loop of few turns ends where the processor expects it.
+    let groups = state.as_chunks::<GROUP>().0;
+    for (g, state) in groups.iter().enumerate() {
+        let rows = rows.map(|row| &row.as_chunks::<GROUP>().0[g]);
+        for d in 0..GROUP {
+            recall_one(rows.map(|row| row[d]), &state[d], &mut sums);
         }
+    }
+    for d in groups.len() * GROUP..n {
+        recall_one(rows.map(|row| row[d]), &state[d], &mut sums);
     }
     for (out, sums) in out.iter_mut().zip(sums) {
         let out = out.as_chunks_mut::<LANES>().0;
         sums[0].store(&mut out[0]);
         sums[1].store(&mut out[1]);
+    }
+}
+
+/// One value of each row times a row of the state.
+#[inline(always)]
+fn recall_one<V: Lanes, const R: usize>(x: [f32; R], state: &[f32; PANEL], sums: &mut [[V; 2]; R]) {
+    let s = state.as_chunks::<LANES>().0;
+    let (a, b): (V, V) = (V::load(&s[0]), V::load(&s[1]));
+    for r in 0..R {
+        let x = V::splat(x[r]);
+        sums[r][0] = a.fma(x, sums[r][0]);
+        sums[r][1] = b.fma(x, sums[r][1]);
     }
 }
 

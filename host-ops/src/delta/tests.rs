@@ -1,4 +1,5 @@
 use super::*;
+use crate::bf16::{self, bf16 as Bf16};
 use crate::testing::{Random, bits, fixture_f32, max_difference};
 
 const SHAPE: Shape = Shape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 40, conv_kernel: 4, eps: 1e-6 };
@@ -247,4 +248,28 @@ fn bytes_that_are_no_state_are_refused() {
             assert!(!state.load(&wrong), "{at} {value}");
         }
     }
+
+fn rows_of_bf16_with_strides_give_the_same() {
+    let mut case = Case::new(41);
+    let (input, width, n) = (SHAPE.input_width(), SHAPE.value_width(), 41);
+    let half: Vec<Bf16> = case.projected.iter().map(|&x| Bf16::from_f32(x)).collect();
+    bf16::to_f32(&half, &mut case.projected);
+    let (out, state) = case.run(1, &[]);
+    let strided: Vec<Bf16> =
+        half.chunks_exact(input).flat_map(|row| [row, &[Bf16::NAN; 3]].concat()).take(n * (input + 3) - 3).collect();
+    let (pool, mut scratch, mut other) = (Pool::new(2), Scratch::default(), State::new(SHAPE));
+    let mut got = vec![Bf16::ZERO; n * (width + 5) - 5];
+    for (first, rows) in [(0, 2), (2, 1), (3, 38)] {
+        let projected = Rows::Half(&strided, input + 3).from(first);
+        let to = RowsMut::Half(&mut got[first * (width + 5)..], width + 5);
+        let hidden = &case.hidden[first * WIDTH..][..rows * WIDTH];
+        forward_rows(&pool, &SHAPE, &case.weights(), &mut other, hidden, projected, to, &mut scratch);
+    }
+    for t in 0..n {
+        let expected: Vec<Bf16> = out[t * width..][..width].iter().map(|&x| Bf16::from_f32(x)).collect();
+        assert_eq!(got[t * (width + 5)..][..width], expected, "token {t}");
+    }
+    assert_eq!(bits(&other.recurrent()), bits(&state.recurrent()));
+    assert_eq!(bits(&other.conv()), bits(&state.conv()));
+    assert!(got.chunks(width + 5).take(n - 1).all(|row| row[width..].iter().all(|x| *x == Bf16::ZERO)));
 }

@@ -121,8 +121,8 @@ impl Token {
         let width = layer.mixer.output_width();
         self.mixed.resize(shared.o.1.record.k.max(width), 0.0);
         let (mixed, padding) = self.mixed.split_at_mut(width);
-        layer.mixer.forward(pool, &self.rope, &self.normed[..d], &self.projected, mixed, &mut self.scratch);
         padding.fill(0.0);
+        layer.mixer.forward(pool, &self.rope, &self.normed[..d], &self.projected, mixed, &mut self.scratch);
         run.probe.tap(Tap::OutputIn(index), width, mixed);
         t = run.lap(layer.mixer.stage(), index, t);
         shared.x.write_rows(pool, self.mixed.len(), self.mixed.len(), &self.mixed)?;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use host_ops::pool::Pool;
+use host_ops::rows::{Rows, RowsMut};
 use host_ops::{attention, delta, rope};
 
 use super::error::ModelError;
@@ -164,14 +165,47 @@ impl Mixer {
         out: &mut [f32],
         scratch: &mut MixerScratch,
     ) {
+        let (projected, out) = (Rows::Full(projected, self.input_width()), RowsMut::Full(out, self.output_width()));
+        self.forward_rows(pool, rope, hidden, projected, out, scratch);
+    }
+
+    /// As [`Mixer::forward`], where rows have strides and may be bf16.
+    pub(super) fn forward_rows(
+        &mut self,
+        pool: &Pool,
+        rope: &rope::Table,
+        hidden: &[f32],
+        projected: Rows<'_>,
+        out: RowsMut<'_>,
+        scratch: &mut MixerScratch,
+    ) {
         match self {
             Mixer::Linear { shape, ba, taps, a, dt_bias, norm, state } => {
                 let weights = delta::Weights { ba, taps, a, dt_bias, norm };
-                delta::forward(pool, shape, &weights, state, hidden, projected, out, &mut scratch.delta);
+                delta::forward_rows(pool, shape, &weights, state, hidden, projected, out, &mut scratch.delta);
             }
             Mixer::Attention { shape, q_norm, k_norm, cache } => {
                 let weights = attention::Weights { q_norm, k_norm };
-                attention::forward(pool, shape, &weights, rope, cache, projected, out, &mut scratch.attention);
+                attention::forward_rows(pool, shape, &weights, rope, cache, projected, out, &mut scratch.attention);
+            }
+        }
+    }
+
+    /// As [`Mixer::forward`] where nobody wants to know what comes out, if that saves anything: gives whether it has
+    /// been done.
+    pub(super) fn remember(
+        &mut self,
+        pool: &Pool,
+        rope: &rope::Table,
+        projected: Rows<'_>,
+        scratch: &mut MixerScratch,
+    ) -> bool {
+        match self {
+            Mixer::Linear { .. } => false,
+            Mixer::Attention { shape, q_norm, k_norm, cache } => {
+                let weights = attention::Weights { q_norm, k_norm };
+                attention::remember_rows(pool, shape, &weights, rope, cache, projected, &mut scratch.attention);
+                true
             }
         }
     }

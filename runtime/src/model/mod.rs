@@ -368,7 +368,10 @@ impl Model {
         self.run = None;
         let position = self.next_position;
         let Model { kernels, text, pool, probe, recorder, bundle, .. } = self;
-        if let Err(error) = text.token(&mut Run { kernels, pool, recorder, probe }, bundle, id, position) {
+        let awake = pool.stay_awake();
+        let result = text.token(&mut Run { kernels, pool, recorder, probe }, bundle, id, position);
+        drop(awake);
+        if let Err(error) = result {
             if !matches!(error, ModelError::NoSuchToken { .. }) {
                 // Some layers have taken the token in, others have not.
                 self.reset();

@@ -115,7 +115,7 @@ impl Pipeline {
         };
         if let Some(sent) = self.flying.get(awaited).copied() {
             self.flying.drain(..=awaited);
-            run.wait(&sent)?;
+            run.wait_a_while(&sent)?;
         }
         self.pump(run)
     }

@@ -3,12 +3,17 @@
 //! A unit passes each layer in three steps of the host, with commands in between:
 //!
 //! ```text
-//! (embed) norm -> in | mixer -> o | add, norm -> gu, down slices | add -> the next layer
+//! (embed) norm -> in | mixer -> o | add, norm -> gu, down slices | add, norm -> in of the next layer
 //! ```
+//!
+//! Each step goes over the rows once: what the NPU has written is read where it lies, and what it is to read is written
+//! there by the step that makes it.
 //!
 //! While the commands of one unit run, the host takes a step of another. Units are cut at the rows of a chunk, and only
 //! one thing ties them together: a layer's mixer takes them in their order, since it remembers. Every step's input is
 //! the same in whatever order steps are taken, so the order changes no bit.
+//!
+//! Of the last layer, only the last unit's output is wanted: the others leave what later tokens need, and end there.
 //!
 //! With one command in flight there is one lane, and a unit is as long as the longest streams. So it is for a prompt of
 //! one chunk, and where a watch wants to see the layers in their order.
@@ -61,6 +66,8 @@ struct Unit {
     /// Its place among the units.
     index: usize,
     rows: Range<usize>,
+    /// Whether it is the last one.
+    last: bool,
     layer: usize,
     step: Step,
 }
@@ -85,6 +92,7 @@ pub(super) struct Prefill {
     pipeline: Pipeline,
     /// Of each layer: the unit whose turn at the mixer it is.
     turns: Vec<usize>,
+    /// What a mixer took and gave, where somebody wants to see it.
     projected: Vec<f32>,
     mixed: Vec<f32>,
     scratch: MixerScratch,
@@ -221,7 +229,8 @@ impl Text {
                 }
                 flow.run.probe.tap(Tap::Embedding, d, &track.hidden);
                 rope.fill(&positions[range.clone()], &mut track.rope);
-                track.unit = Some(Unit { index: begun, rows: range, layer: 0, step: Step::Mix });
+                let last = range.end == rows.len();
+                track.unit = Some(Unit { index: begun, rows: range, last, layer: 0, step: Step::Mix });
                 flow.run.lap(Stage::Embedding, 0, t);
                 begun += 1;
                 flow.enter(free)?;
@@ -231,19 +240,14 @@ impl Text {
                 flow.prefill.pipeline.wait(flow.run)?;
                 continue;
             };
-            let step = flow.take(at)?;
-            if step != Step::Leave {
+            if !flow.take(at)? {
                 continue;
             }
             let track = &mut flow.prefill.tracks[at];
-            let Some(unit) = &mut track.unit else { continue };
-            unit.layer += 1;
+            let Some(unit) = &track.unit else { continue };
             done += unit.rows.len();
-            let is_last = unit.rows.end == rows.len();
-            if unit.layer < flow.layers.len() {
-                flow.enter(at)?;
-            } else {
-                if is_last {
+            if unit.layer == flow.layers.len() {
+                if unit.last {
                     last.copy_from_slice(&track.hidden[track.hidden.len() - d..]);
                 }
                 flow.prefill.marks.leave(&unit.rows, d, &track.hidden);
@@ -272,18 +276,27 @@ impl Flow<'_, '_> {
         ready.min_by_key(|(_, unit)| (unit.step == Step::Mix, unit.layer, unit.step, unit.index)).map(|(at, _)| at)
     }
 
-    /// Takes a unit's step; its commands have ended.
-    fn take(&mut self, at: usize) -> Result<Step, ModelError> {
-        let Some(unit) = &self.prefill.tracks[at].unit else { return Ok(Step::Mix) };
+    /// Takes a unit's step; its commands have ended. Gives whether it has come through a layer.
+    fn take(&mut self, at: usize) -> Result<bool, ModelError> {
+        let Some(unit) = &self.prefill.tracks[at].unit else { return Ok(false) };
         let (step, layer) = (unit.step, unit.layer);
         self.prefill.pipeline.settle(self.run, at)?;
-        match step {
+        let through = match step {
             Step::Mix => self.mix(at, layer)?,
-            Step::Add => self.add(at, layer)?,
-            Step::Leave => self.leave(at, layer)?,
+            Step::Add => {
+                self.add(at, layer)?;
+                false
+            }
+            Step::Leave => {
+                self.leave(at, layer)?;
+                true
+            }
+        };
+        if through && let Some(unit) = &mut self.prefill.tracks[at].unit {
+            unit.layer += 1;
         }
         self.prefill.pipeline.pump(self.run)?;
-        Ok(step)
+        Ok(through)
     }
 
     /// What a unit does when its commands have ended.
@@ -293,21 +306,27 @@ impl Flow<'_, '_> {
         }
     }
 
-    /// Norm, then `in`.
+    /// Norm, then `in` of the first layer.
     fn enter(&mut self, at: usize) -> Result<(), ModelError> {
-        let (d, pool) = (self.params.hidden, self.run.pool);
-        let Track { lane, unit, hidden, normed, .. } = &mut self.prefill.tracks[at];
-        let Some(unit) = unit else { return Ok(()) };
-        let (n, index) = (unit.rows.len(), unit.layer);
-        let layer = &mut self.layers[index];
-        let mut t = Instant::now();
-        norm_rows(pool, hidden, &layer.ln1, self.params.eps, normed);
+        let (d, pool, eps) = (self.params.hidden, self.run.pool, self.params.eps);
+        let Track { lane, hidden, normed, .. } = &mut self.prefill.tracks[at];
+        let Some(layer) = self.layers.first() else { return Ok(()) };
+        let t = Instant::now();
+        normed.resize(hidden.len(), 0.0);
+        let lda = self.shared.input(layer.kind)?.gemm.record.lda;
+        lane.a.make_rows(pool, lda, d, (hidden, normed), &|_, x, out| norm::rms(x, &layer.ln1, eps, out))?;
+        self.run.lap(Stage::Norm, 0, t);
+        self.project(at, 0)
+    }
+
+    /// The `in` projection of a layer, whose rows are there.
+    fn project(&mut self, at: usize, index: usize) -> Result<(), ModelError> {
+        let d = self.params.hidden;
+        let Track { lane, normed, .. } = &mut self.prefill.tracks[at];
         self.run.probe.tap(Tap::Norm1(index), d, normed);
-        t = self.run.lap(Stage::Norm, index, t);
+        let layer = &mut self.layers[index];
         let gemm = &self.shared.input(layer.kind)?.gemm;
-        lane.a.write_rows(pool, gemm.record.lda, d, normed)?;
-        self.run.lap(Stage::Write, index, t);
-        let c = lane.input_c(layer.kind)?;
+        let (n, c) = (normed.len() / d, lane.input_c(layer.kind)?);
         let command = layer.input.gemm(self.run.kernels, gemm, (at, n), (&lane.a, 0), c)?;
         let projection = layer.mixer.projection();
         self.then(at, Step::Mix);
@@ -315,52 +334,64 @@ impl Flow<'_, '_> {
         self.prefill.pipeline.pump(self.run)
     }
 
-    /// Mixer, then `o`.
-    fn mix(&mut self, at: usize, index: usize) -> Result<(), ModelError> {
+    /// Mixer, then `o`. Gives whether nothing follows.
+    fn mix(&mut self, at: usize, index: usize) -> Result<bool, ModelError> {
         let Prefill { tracks, projected, mixed, scratch, turns, keep, kept, marks, .. } = &mut *self.prefill;
-        let Track { lane, unit, hidden, normed, rope } = &mut tracks[at];
-        let Some(unit) = unit else { return Ok(()) };
+        let Track { lane, unit, normed, rope, .. } = &mut tracks[at];
+        let Some(unit) = unit else { return Ok(false) };
         let (d, pool) = (self.params.hidden, self.run.pool);
-        let (n, layer) = (hidden.len() / d, &mut self.layers[index]);
-        let mut t = Instant::now();
+        let (n, is_last) = (normed.len() / d, index + 1 == self.layers.len());
+        let is_watched = self.run.probe.is_set() || marks.within(&unit.rows).next().is_some();
+        let is_wanted = !is_last || unit.last || is_watched || *keep != Keep::Nothing;
+        let layer = &mut self.layers[index];
+        let t = Instant::now();
         let stride = self.shared.input(layer.kind)?.gemm.record.c_stride;
-        let width = layer.mixer.input_width();
-        projected.resize(n * width, 0.0);
-        lane.input_c(layer.kind)?.read_rows(pool, stride, width, projected)?;
-        t = self.run.lap(Stage::Read, index, t);
-
-        let width = layer.mixer.output_width();
-        mixed.resize(n * width, 0.0);
-        layer.mixer.forward_to(marks, (index, &unit.rows), pool, rope, normed, projected, mixed, scratch);
-        kept.input(*keep, index, normed, projected);
+        let (input, width) = (layer.mixer.input_width(), layer.mixer.output_width());
+        let (o, c) = (&self.shared.o.0, lane.input_c(layer.kind)?.source(stride, input, n)?);
+        if !is_wanted && layer.mixer.remember(pool, rope, c.rows(), scratch) {
+            // The cache has all that is needed of it.
+        } else if is_watched || *keep == Keep::Inputs {
+            projected.resize(n * input, 0.0);
+            pool.run_chunks(projected, input, &|r, out| c.rows().read(r, 0..input, out));
+            mixed.resize(n * width, 0.0);
+            layer.mixer.forward_to(marks, (index, &unit.rows), pool, rope, normed, projected, mixed, scratch);
+            kept.input(*keep, index, normed, projected);
+            self.run.probe.tap(Tap::OutputIn(index), width, mixed);
+            lane.o_a.write_rows(pool, o.record.lda, width, mixed)?;
+        } else {
+            lane.o_a.fill_rows(o.record.lda, width, n, |out| {
+                layer.mixer.forward_rows(pool, rope, normed, c.rows(), out, scratch);
+            })?;
+        }
+        drop(c);
         turns[index] += 1;
-        self.run.probe.tap(Tap::OutputIn(index), width, mixed);
-        t = self.run.lap(layer.mixer.stage(), index, t);
-        let o = &self.shared.o.0;
-        lane.o_a.write_rows(pool, o.record.lda, width, mixed)?;
-        self.run.lap(Stage::Write, index, t);
+        self.run.lap(layer.mixer.stage(), index, t);
+        if !is_wanted {
+            return Ok(true);
+        }
         let command = layer.o.gemm(self.run.kernels, o, (at, n), (&lane.o_a, 0), &lane.o_c)?;
         self.then(at, Step::Add);
         self.prefill.pipeline.queue(at, command, Projection::Output, index);
-        Ok(())
+        Ok(false)
     }
 
     /// Residual add and norm, then `gu` and the slices of `down`.
     fn add(&mut self, at: usize, index: usize) -> Result<(), ModelError> {
-        let (d, pool) = (self.params.hidden, self.run.pool);
+        let (d, pool, eps) = (self.params.hidden, self.run.pool, self.params.eps);
         let Track { lane, hidden, normed, .. } = &mut self.prefill.tracks[at];
         let (n, layer) = (hidden.len() / d, &mut self.layers[index]);
         let (o, gu, down) = (&self.shared.o.0, &self.shared.gu.0, &self.shared.down.0);
-        let mut t = Instant::now();
+        let t = Instant::now();
         self.run.probe.before(hidden);
-        lane.o_c.add_rows(pool, o.record.c_stride, d, hidden)?;
+        let c = lane.o_c.source(o.record.c_stride, d, n)?;
+        lane.a.make_rows(pool, gu.record.lda, d, (hidden, normed), &|r, sum, out| {
+            c.add(r, sum);
+            norm::rms(sum, &layer.ln2, eps, out);
+        })?;
+        drop(c);
         self.run.probe.difference(Tap::Mixer(index), d, hidden);
-        t = self.run.lap(Stage::Read, index, t);
-        norm_rows(pool, hidden, &layer.ln2, self.params.eps, normed);
         self.run.probe.tap(Tap::Norm2(index), d, normed);
-        t = self.run.lap(Stage::Norm, index, t);
-        lane.a.write_rows(pool, gu.record.lda, d, normed)?;
-        self.run.lap(Stage::Write, index, t);
+        self.run.lap(Stage::Norm, index, t);
         let command = layer.gu.gemm(self.run.kernels, gu, (at, n), (&lane.a, 0), &lane.gu_c)?;
         self.then(at, Step::Leave);
         self.prefill.pipeline.queue(at, command, Projection::GateUp, index);
@@ -373,19 +404,34 @@ impl Flow<'_, '_> {
         Ok(())
     }
 
-    /// Residual add.
+    /// Residual add; norm and `in` of the layer that follows, if one does.
     fn leave(&mut self, at: usize, index: usize) -> Result<(), ModelError> {
-        let (d, pool) = (self.params.hidden, self.run.pool);
-        let Track { lane, hidden, .. } = &mut self.prefill.tracks[at];
+        let (d, pool, eps) = (self.params.hidden, self.run.pool, self.params.eps);
+        let Track { lane, hidden, normed, .. } = &mut self.prefill.tracks[at];
+        let (n, next) = (hidden.len() / d, self.layers.get(index + 1));
         let t = Instant::now();
         self.run.probe.before(hidden);
-        for c in &lane.down_c {
-            c.add_rows(pool, self.shared.down.0.record.c_stride, d, hidden)?;
+        let stride = self.shared.down.0.record.c_stride;
+        let c = lane.down_c.iter().map(|c| c.source(stride, d, n)).collect::<Result<Vec<_>, _>>()?;
+        let add = |r: usize, sum: &mut [f32]| c.iter().for_each(|c| c.add(r, sum));
+        match next {
+            Some(next) => {
+                let lda = self.shared.input(next.kind)?.gemm.record.lda;
+                lane.a.make_rows(pool, lda, d, (hidden, normed), &|r, sum, out| {
+                    add(r, sum);
+                    norm::rms(sum, &next.ln1, eps, out);
+                })?;
+            }
+            None => pool.run_chunks(hidden, d, &add),
         }
+        drop(c);
         self.run.probe.difference(Tap::Mlp(index), d, hidden);
         self.run.probe.tap(Tap::Output(index), d, hidden);
-        self.run.lap(Stage::Read, index, t);
-        Ok(())
+        self.run.lap(Stage::Norm, index, t);
+        match next {
+            Some(_) => self.project(at, index + 1),
+            None => Ok(()),
+        }
     }
 }
 

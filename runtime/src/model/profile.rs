@@ -5,7 +5,7 @@ use std::time::Duration;
 /// A rough division of the host's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Decoding embeddings, norms, residual adds.
+    /// Decoding embeddings, norms, residual adds; of a prompt or a picture with the rows around them.
     Norm,
     /// DeltaNet, attention, activations.
     Mixer,
@@ -36,15 +36,15 @@ impl Part {
 pub enum Stage {
     /// Embeddings, and the tables of rotary positions.
     Embedding,
-    /// Norms.
+    /// Norms; of a prompt or a picture with residual adds and with the rows out of and into buffers.
     Norm,
-    /// The mixer of DeltaNet layers.
+    /// The mixer of DeltaNet layers; of a prompt with the rows out of and into buffers, as the other mixers.
     DeltaNet,
     /// The mixer of attention layers.
     Attention,
     /// Attention of the vision tower.
     VisionAttention,
-    /// SwiGLU and GELU.
+    /// SwiGLU and GELU, the latter where the rows lie.
     Activation,
     /// Rows into buffers of the NPU.
     Write,

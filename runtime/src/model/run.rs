@@ -125,6 +125,13 @@ impl Run<'_> {
         result
     }
 
+    /// Waits for a command of a pipeline, of which nobody knows how much longer it will take: looks at the state word for
+    /// a while, whatever the waits of tokens before were like.
+    pub(super) fn wait_a_while(&mut self, sent: &Sent) -> Result<(), NpuError> {
+        self.kernels.set_spin(self.recorder.spin);
+        self.wait(sent)
+    }
+
     /// Waits for the commands of one token, which take as long as the last time: a short wait looks at the state word
     /// until it is over, a long one gives the processor away at once.
     pub(super) fn wait_as_ever(&mut self, sent: &Sent) -> Result<(), NpuError> {

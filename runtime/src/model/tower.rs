@@ -13,8 +13,7 @@ use std::time::Instant;
 
 use host_ops::attention::{VisionScratch, VisionShape, vision_keys, vision_rows};
 use host_ops::image::{Patches, add_positions};
-use host_ops::pool::Pool;
-use host_ops::{act, rope};
+use host_ops::{act, rope, w8};
 
 use super::error::ModelError;
 use super::kernels::Gemm;
@@ -115,7 +114,6 @@ pub(super) struct Tower {
     qkv: Vec<f32>,
     /// Of a unit.
     normed: Vec<f32>,
-    wide: Vec<f32>,
     rope: rope::Table,
     scratch: VisionScratch,
 }
@@ -141,7 +139,6 @@ impl Tower {
             hidden: Vec::new(),
             qkv: Vec::new(),
             normed: Vec::new(),
-            wide: Vec::new(),
             rope: rope::Table::default(),
             scratch: VisionScratch::default(),
         })
@@ -295,76 +292,69 @@ impl Flow<'_, '_> {
             }
             Step::Patch => {
                 let Tower { lanes, hidden, .. } = &mut *self.tower;
+                let t = Instant::now();
                 let c = std::slice::from_ref(&lanes[lane].c);
-                self.patch.gather(self.run, block, &self.gemms.patch, c, d, &mut hidden[part])?;
+                let results = self.patch.results(&self.gemms.patch, c, d, rows.len())?;
+                pool.run_chunks(&mut hidden[part], d, &|r, out| results.row(r, out));
+                self.run.lap(Stage::Read, block, t);
                 Step::Embedded
             }
-            Step::Embedded => self.project(lane, block, rows)?,
+            Step::Embedded => self.project(lane, block, rows, false)?,
             Step::Qkv => {
                 let Tower { lanes, qkv, .. } = &mut *self.tower;
+                let t = Instant::now();
                 let c = std::slice::from_ref(&lanes[lane].qkv_c);
-                let out = &mut qkv[3 * part.start..3 * part.end];
-                self.blocks[block].qkv.gather(self.run, block, &self.gemms.qkv, c, 3 * d, out)?;
+                let results = self.blocks[block].qkv.results(&self.gemms.qkv, c, 3 * d, rows.len())?;
+                pool.run_chunks(&mut qkv[3 * part.start..3 * part.end], 3 * d, &|r, out| results.row(r, out));
+                self.run.lap(Stage::Read, block, t);
                 Step::Attend
             }
             Step::Attend => {
-                let Tower { lanes, qkv, normed, rope, scratch, .. } = &mut *self.tower;
-                let mut t = Instant::now();
-                normed.resize(part.len(), 0.0);
+                let Tower { lanes, qkv, rope, scratch, .. } = &mut *self.tower;
+                let t = Instant::now();
                 let own = &qkv[3 * part.start..3 * part.end];
-                vision_rows(pool, &self.shape, rope, (own, rows.start), normed, scratch);
-                t = self.run.lap(Stage::VisionAttention, block, t);
-                lanes[lane].a.write_rows(pool, self.gemms.proj.record.lda, d, normed)?;
-                self.run.lap(Stage::Write, block, t);
+                lanes[lane].a.fill_rows(self.gemms.proj.record.lda, d, rows.len(), |out| {
+                    vision_rows(pool, &self.shape, rope, (own, rows.start), out, scratch);
+                })?;
+                self.run.lap(Stage::VisionAttention, block, t);
                 self.commands(lane, Step::Proj, block, rows.len())?;
                 Step::Proj
             }
             Step::Proj => {
                 let Tower { lanes, hidden, normed, .. } = &mut *self.tower;
-                let (hidden, layer) = (&mut hidden[part], &self.blocks[block]);
-                let c = std::slice::from_ref(&lanes[lane].c);
-                normed.resize(hidden.len(), 0.0);
-                layer.proj.gather(self.run, block, &self.gemms.proj, c, d, normed)?;
-                let mut t = Instant::now();
-                add(pool, d, hidden, normed);
-                layer.ln2.rows(pool, hidden, normed);
-                t = self.run.lap(Stage::Norm, block, t);
-                lanes[lane].a.write_rows(pool, self.gemms.fc1.record.lda, d, normed)?;
-                self.run.lap(Stage::Write, block, t);
+                let (layer, Lane { a, c, .. }) = (&self.blocks[block], &lanes[lane]);
+                let t = Instant::now();
+                let results = layer.proj.results(&self.gemms.proj, std::slice::from_ref(c), d, rows.len())?;
+                normed.resize(part.len(), 0.0);
+                a.make_rows(pool, self.gemms.fc1.record.lda, d, (&mut hidden[part], normed), &|r, sum, out| {
+                    results.row(r, out);
+                    add(sum, out);
+                    layer.ln2.row(sum, out);
+                })?;
+                drop(results);
+                self.run.lap(Stage::Norm, block, t);
                 self.commands(lane, Step::Fc1, block, rows.len())?;
                 Step::Fc1
             }
             Step::Fc1 => {
-                let Tower { lanes, wide, .. } = &mut *self.tower;
-                let (layer, width) = (&self.blocks[block], self.params.intermediate);
                 // Without factors the NPU has done the GELU.
-                if layer.fc1.has_factors() {
-                    let c = std::slice::from_ref(&lanes[lane].fc1_c);
-                    wide.resize(rows.len() * width, 0.0);
-                    layer.fc1.gather(self.run, block, &self.gemms.fc1, c, width, wide)?;
-                    let mut t = Instant::now();
-                    pool.run_chunks(wide, width, &|_, row| act::gelu_tanh_in_place(row));
-                    t = self.run.lap(Stage::Activation, block, t);
-                    lanes[lane].fc1_c.write_rows(pool, self.gemms.fc1.record.c_stride, width, wide)?;
-                    self.run.lap(Stage::Write, block, t);
+                if let Some(factors) = self.blocks[block].fc1.factors() {
+                    let (t, width) = (Instant::now(), self.params.intermediate);
+                    let (c, stride) = (&self.tower.lanes[lane].fc1_c, self.gemms.fc1.record.c_stride);
+                    c.change_rows(pool, stride, width, rows.len(), &|row| {
+                        w8::scale_columns(row, &factors[..width]);
+                        act::gelu_tanh_in_place(row);
+                    })?;
+                    self.run.lap(Stage::Activation, block, t);
                 }
                 self.commands(lane, Step::Fc2, block, rows.len())?;
                 Step::Fc2
             }
             Step::Fc2 => {
-                let Tower { lanes, hidden, normed, units, .. } = &mut *self.tower;
-                let hidden = &mut hidden[part];
-                normed.resize(hidden.len(), 0.0);
-                self.blocks[block].fc2.gather(self.run, block, &self.gemms.fc2, &lanes[lane].fc2_c, d, normed)?;
-                let t = Instant::now();
-                add(pool, d, hidden, normed);
-                self.run.lap(Stage::Norm, block, t);
                 if block + 1 < self.blocks.len() {
-                    units[at].block += 1;
-                    self.project(lane, block + 1, rows)?
-                } else {
-                    Step::Done
+                    self.tower.units[at].block += 1;
                 }
+                self.project(lane, block + 1, rows, true)?
             }
             Step::Done => Step::Done,
         };
@@ -376,20 +366,38 @@ impl Flow<'_, '_> {
         Ok(())
     }
 
-    /// Norm, then `qkv`; without blocks there is nothing to do.
-    fn project(&mut self, lane: usize, block: usize, rows: Range<usize>) -> Result<Step, ModelError> {
-        let Some(layer) = self.blocks.get(block) else { return Ok(Step::Done) };
+    /// What comes in front of a block, in one pass: the residual of the one before, if there `is_one`, then norm and
+    /// `qkv`, unless there is no such block.
+    fn project(&mut self, lane: usize, block: usize, rows: Range<usize>, is_one: bool) -> Result<Step, ModelError> {
         let (d, pool) = (self.params.hidden, self.run.pool);
         let Tower { lanes, hidden, normed, .. } = &mut *self.tower;
-        let hidden = &hidden[rows.start * d..rows.end * d];
-        let mut t = Instant::now();
+        let Lane { a, fc2_c, .. } = &lanes[lane];
+        let hidden = &mut hidden[rows.start * d..rows.end * d];
+        let t = Instant::now();
         normed.resize(hidden.len(), 0.0);
-        layer.ln1.rows(pool, hidden, normed);
-        t = self.run.lap(Stage::Norm, block, t);
-        lanes[lane].a.write_rows(pool, self.gemms.qkv.record.lda, d, normed)?;
-        self.run.lap(Stage::Write, block, t);
-        self.commands(lane, Step::Qkv, block, rows.len())?;
-        Ok(Step::Qkv)
+        let before = block.checked_sub(1).filter(|_| is_one).and_then(|before| self.blocks.get(before));
+        let results = before.map(|before| before.fc2.results(&self.gemms.fc2, fc2_c, d, rows.len())).transpose()?;
+        let residual = |r: usize, sum: &mut [f32], out: &mut [f32]| {
+            if let Some(results) = &results {
+                results.row(r, out);
+                add(sum, out);
+            }
+        };
+        let layer = self.blocks.get(block);
+        match layer {
+            Some(layer) => a.make_rows(pool, self.gemms.qkv.record.lda, d, (hidden, normed), &|r, sum, out| {
+                residual(r, sum, out);
+                layer.ln1.row(sum, out);
+            })?,
+            None => pool.run_chunks2((hidden, d), (normed, d), &residual),
+        }
+        let next = layer.map_or(Step::Done, |_| Step::Qkv);
+        drop(results);
+        self.run.lap(Stage::Norm, block, t);
+        if next == Step::Qkv {
+            self.commands(lane, next, block, rows.len())?;
+        }
+        Ok(next)
     }
 
     /// Queues the commands of a step for the first `n` rows of a lane: all K slices at once, slice s from column s * K of
@@ -415,6 +423,6 @@ impl Flow<'_, '_> {
     }
 }
 
-fn add(pool: &Pool, width: usize, x: &mut [f32], y: &[f32]) {
-    pool.run_chunks(x, width, &|r, x| x.iter_mut().zip(&y[r * width..]).for_each(|(x, y)| *x += y));
+fn add(x: &mut [f32], y: &[f32]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use host_ops::attention::VisionShape;
 use host_ops::image::{Config, Patches};
-use host_ops::pool::Pool;
 use host_ops::{act, norm, w8};
 
 use super::error::ModelError;
@@ -17,7 +16,7 @@ use super::profile::{Projection, Stage};
 use super::run::Run;
 use super::tower::Tower;
 use crate::bundle::{VisionParams, WeightFormat};
-use crate::npu::{Buffer, Element};
+use crate::npu::{Buffer, Element, NpuError, Source};
 
 /// Layer norms of the tower use this, whatever the configuration says.
 const EPS: f32 = 1e-6;
@@ -40,34 +39,21 @@ impl Weight {
         Ok(Weight { slices: linears, factors })
     }
 
-    /// Whether the host multiplies its results by factors.
-    pub(super) fn has_factors(&self) -> bool {
-        self.factors.is_some()
+    /// The factors that the host multiplies its results by, if it does.
+    pub(super) fn factors(&self) -> Option<&[f32]> {
+        self.factors.as_deref()
     }
 
-    /// Sums the slices' results, `width` columns of as many rows as `out` has, and applies the factors.
-    pub(super) fn gather(
-        &self,
-        run: &mut Run<'_>,
-        block: usize,
+    /// What the slices have written, to be gathered row by row: `n` rows of `width` columns.
+    pub(super) fn results<'a>(
+        &'a self,
         gemm: &Gemm,
-        c: &[Buffer],
+        c: &'a [Buffer],
         width: usize,
-        out: &mut [f32],
-    ) -> Result<(), ModelError> {
-        let (t, pool, stride) = (Instant::now(), run.pool, gemm.record.c_stride);
-        for (s, c) in c.iter().enumerate() {
-            if s == 0 {
-                c.read_rows(pool, stride, width, out)?;
-            } else {
-                c.add_rows(pool, stride, width, out)?;
-            }
-        }
-        if let Some(factors) = self.factors.as_deref() {
-            pool.run_chunks(out, width, &|_, row| w8::scale_columns(row, &factors[..width]));
-        }
-        run.lap(Stage::Read, block, t);
-        Ok(())
+        n: usize,
+    ) -> Result<Results<'a>, NpuError> {
+        let slices = c.iter().map(|c| c.source(gemm.record.c_stride, width, n)).collect::<Result<_, _>>()?;
+        Ok(Results { slices, factors: self.factors() })
     }
 
     /// Runs all K slices for n rows at once, slice s from column s * K of A into its own C, and waits for them.
@@ -90,6 +76,26 @@ impl Weight {
     }
 }
 
+/// Results of a weight's slices.
+#[derive(Debug)]
+pub(super) struct Results<'a> {
+    slices: Vec<Source<'a>>,
+    factors: Option<&'a [f32]>,
+}
+
+impl Results<'_> {
+    /// The sum of the slices' rows, times the factors.
+    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+        if let Some((first, others)) = self.slices.split_first() {
+            first.rows().read(row, 0..out.len(), out);
+            others.iter().for_each(|slice| slice.add(row, out));
+        }
+        if let Some(factors) = self.factors {
+            w8::scale_columns(out, &factors[..out.len()]);
+        }
+    }
+}
+
 /// A layer norm.
 #[derive(Debug)]
 pub(super) struct Norm {
@@ -102,12 +108,9 @@ impl Norm {
         Ok(Norm { weight: up.f32s(&format!("{name}_w"))?, bias: up.f32s(&format!("{name}_b"))? })
     }
 
-    /// `out`: as long as `x`.
-    pub(super) fn rows(&self, pool: &Pool, x: &[f32], out: &mut [f32]) {
-        let width = self.weight.len();
-        pool.run_chunks(out, width, &|r, out| {
-            norm::layer(&x[r * width..][..width], &self.weight, &self.bias, EPS, out);
-        });
+    /// Of one row; `out`: as long as `x`.
+    pub(super) fn row(&self, x: &[f32], out: &mut [f32]) {
+        norm::layer(x, &self.weight, &self.bias, EPS, out);
     }
 }
 
@@ -155,8 +158,8 @@ struct Merger {
     a: Buffer,
     m1_c: Vec<Buffer>,
     m2_c: Vec<Buffer>,
-    normed: Vec<f32>,
-    wide: Vec<f32>,
+    /// A of either linear, in f32.
+    rows: Vec<f32>,
 }
 
 /// The tower on the device.
@@ -231,27 +234,33 @@ impl Vision {
             return Ok(None);
         }
         let Vision { params, merger_norm, m1, m2, gemms, tower, merger, .. } = self;
-        let Merger { a, m1_c, m2_c, normed, wide: rows } = merger;
+        let Merger { a, m1_c, m2_c, rows } = merger;
         let (pool, depth) = (run.pool, self.blocks.len());
         // A group of merge^2 patches is one row, since patches come block by block.
         let (tokens, width) = (n / merged, params.hidden * merged);
         let mut t = Instant::now();
-        normed.resize(tower.hidden.len(), 0.0);
-        merger_norm.rows(pool, &tower.hidden, normed);
-        t = run.lap(Stage::Norm, depth, t);
-        a.write_rows(pool, gemms.m1.record.lda, width, &normed[..tokens * width])?;
-        run.lap(Stage::Write, depth, t);
-        m1.run(run, Projection::Merger, &gemms.m1, tokens, a, m1_c)?;
         rows.resize(tokens * width, 0.0);
-        m1.gather(run, depth, &gemms.m1, m1_c, width, rows)?;
+        a.make_rows(pool, gemms.m1.record.lda, width, (&mut tower.hidden[..tokens * width], rows), &|_, x, out| {
+            let patches = x.chunks_exact(params.hidden).zip(out.chunks_exact_mut(params.hidden));
+            patches.for_each(|(x, out)| merger_norm.row(x, out));
+        })?;
+        run.lap(Stage::Norm, depth, t);
+        m1.run(run, Projection::Merger, &gemms.m1, tokens, a, m1_c)?;
         t = Instant::now();
-        pool.run_chunks(rows, width, &|_, row| act::gelu_erf_in_place(row));
-        t = run.lap(Stage::Activation, depth, t);
+        let results = m1.results(&gemms.m1, m1_c, width, tokens)?;
+        pool.run_chunks(rows, width, &|r, out| {
+            results.row(r, out);
+            act::gelu_erf_in_place(out);
+        });
         a.write_rows(pool, gemms.m2.record.lda, width, rows)?;
-        run.lap(Stage::Write, depth, t);
+        drop(results);
+        run.lap(Stage::Activation, depth, t);
         m2.run(run, Projection::Merger, &gemms.m2, tokens, a, m2_c)?;
+        t = Instant::now();
         let mut out = vec![0.0; tokens * params.out];
-        m2.gather(run, depth, &gemms.m2, m2_c, params.out, &mut out)?;
+        let results = m2.results(&gemms.m2, m2_c, params.out, tokens)?;
+        pool.run_chunks(&mut out, params.out, &|r, out| results.row(r, out));
+        run.lap(Stage::Read, depth, t);
         Ok(Some(out))
     }
 }
@@ -277,8 +286,7 @@ impl Merger {
             a: buffer(sliced(&gemms.m1).max(sliced(&gemms.m2)))?,
             m1_c: slices(&gemms.m1)?,
             m2_c: slices(&gemms.m2)?,
-            normed: Vec::new(),
-            wide: Vec::new(),
+            rows: Vec::new(),
         })
     }
 }

@@ -9,10 +9,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use amdxdna_ioctl::{Access, Bo, BoKind, Device, HostRead, SharedBo, View};
+use amdxdna_ioctl::{Access, Bo, BoKind, Device, HostRead, HostWrite, SharedBo, View};
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
 use host_ops::pool::Pool;
+use host_ops::rows::{Rows, RowsMut};
 
 use super::error::NpuError;
 
@@ -137,9 +138,7 @@ impl Buffer {
     /// If the rows do not fit; shapes are checked when a model is loaded.
     pub fn write_rows(&self, pool: &Pool, stride: usize, width: usize, rows: &[f32]) -> Result<(), NpuError> {
         let n = rows.len() / width;
-        assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
-        let used = (n - 1) * stride + width;
-        assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        let used = self.used(stride, width, n);
         let mut bytes = self.bo.write()?;
         match self.element {
             Element::Bf16 => {
@@ -192,9 +191,7 @@ impl Buffer {
         full: &(dyn Fn(&[f32], &mut [f32]) + Sync),
     ) -> Result<(), NpuError> {
         let n = out.len() / width;
-        assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
-        let used = (n - 1) * stride + width;
-        assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        self.used(stride, width, n);
         let bytes = self.bo.read()?;
         self.flush_rows(stride, width, n)?;
         match self.element {
@@ -210,6 +207,113 @@ impl Buffer {
         Ok(())
     }
 
+    /// The first `n` rows of `stride` elements, to read for as long as this is held.
+    ///
+    /// # Errors
+    /// A command in flight that uses the buffer; a process that has forked.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn source(&self, stride: usize, width: usize, n: usize) -> Result<Source<'_>, NpuError> {
+        self.used(stride, width, n);
+        let bytes = self.bo.read()?;
+        self.flush_rows(stride, width, n)?;
+        Ok(Source { bytes, element: self.element, stride })
+    }
+
+    /// Has `fill` write the first `n` rows of `stride` elements, `width` of each, and writes their lines back.
+    ///
+    /// # Errors
+    /// A command in flight that uses the buffer; a process that has forked.
+    ///
+    /// # Panics
+    /// If the rows do not fit.
+    pub fn fill_rows(
+        &self,
+        stride: usize,
+        width: usize,
+        n: usize,
+        fill: impl FnOnce(RowsMut<'_>),
+    ) -> Result<(), NpuError> {
+        let used = self.used(stride, width, n);
+        let mut bytes = self.bo.write()?;
+        fill(rows_mut(&mut bytes, self.element, stride, used));
+        self.flush_rows(stride, width, n)
+    }
+
+    /// In one pass over rows of `width`: `make(r, sum, row)` brings a row of `sums` up to date and makes one of `rows` of
+    /// it, which is written to the buffer.
+    ///
+    /// # Errors
+    /// A command in flight that uses the buffer; a process that has forked.
+    ///
+    /// # Panics
+    /// If the rows do not fit.
+    pub fn make_rows(
+        &self,
+        pool: &Pool,
+        stride: usize,
+        width: usize,
+        (sums, rows): (&mut [f32], &mut [f32]),
+        make: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+    ) -> Result<(), NpuError> {
+        assert_eq!(sums.len(), rows.len(), "sums and rows");
+        self.fill_rows(stride, width, rows.len() / width, |out| match out {
+            RowsMut::Half(out, _) => {
+                pool.run_chunks3((sums, width), (rows, width), (out, stride), &|r, sum, row, out| {
+                    make(r, sum, row);
+                    host_ops::bf16::from_f32(row, &mut out[..width]);
+                });
+            }
+            RowsMut::Full(out, _) => {
+                pool.run_chunks3((sums, width), (rows, width), (out, stride), &|r, sum, row, out| {
+                    make(r, sum, row);
+                    out[..width].copy_from_slice(row);
+                });
+            }
+        })
+    }
+
+    /// Changes the first `n` rows where they are.
+    ///
+    /// # Errors
+    /// A command in flight that uses the buffer; a process that has forked.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn change_rows(
+        &self,
+        pool: &Pool,
+        stride: usize,
+        width: usize,
+        n: usize,
+        change: &(dyn Fn(&mut [f32]) + Sync),
+    ) -> Result<(), NpuError> {
+        let used = self.used(stride, width, n);
+        let mut bytes = self.bo.write()?;
+        self.flush_rows(stride, width, n)?;
+        match rows_mut(&mut bytes, self.element, stride, used) {
+            RowsMut::Half(out, _) => {
+                let mut wide = vec![vec![0.0; width]; pool.threads()];
+                pool.run_chunks_with(&mut wide, (out, stride), &|wide, _, out| {
+                    host_ops::bf16::to_f32(&out[..width], wide);
+                    change(wide);
+                    host_ops::bf16::from_f32(wide, &mut out[..width]);
+                });
+            }
+            RowsMut::Full(out, _) => pool.run_chunks(out, stride, &|_, out| change(&mut out[..width])),
+        }
+        self.flush_rows(stride, width, n)
+    }
+
+    /// Elements up to the end of row `n`.
+    fn used(&self, stride: usize, width: usize, n: usize) -> usize {
+        assert!(width <= stride && n > 0, "{width} values in a row of {stride}");
+        let used = (n - 1) * stride + width;
+        assert!(used <= self.len, "{used} elements in a buffer of {}", self.len);
+        used
+    }
+
     fn flush_rows(&self, stride: usize, width: usize, n: usize) -> Result<(), NpuError> {
         if stride == width {
             return Ok(self.bo.flush(self.bytes(0..n * width))?);
@@ -218,5 +322,46 @@ impl Buffer {
             self.bo.flush(self.bytes(r * stride..r * stride + width))?;
         }
         Ok(())
+    }
+}
+
+/// The first elements of a buffer as rows.
+fn rows_mut<'a>(bytes: &'a mut HostWrite<'_>, element: Element, stride: usize, used: usize) -> RowsMut<'a> {
+    match element {
+        Element::Bf16 => {
+            let out: &mut [bf16] = bytes.slice::<u16>().reinterpret_cast_mut();
+            RowsMut::Half(&mut out[..used], stride)
+        }
+        Element::F32 => RowsMut::Full(&mut bytes.slice::<f32>()[..used], stride),
+    }
+}
+
+/// Rows of a buffer while the host reads them.
+#[derive(Debug)]
+pub struct Source<'a> {
+    bytes: HostRead<'a>,
+    element: Element,
+    stride: usize,
+}
+
+impl Source<'_> {
+    /// The rows.
+    #[must_use]
+    pub fn rows(&self) -> Rows<'_> {
+        match self.element {
+            Element::Bf16 => Rows::Half(self.bytes.slice::<u16>().reinterpret_cast(), self.stride),
+            Element::F32 => Rows::Full(self.bytes.slice::<f32>(), self.stride),
+        }
+    }
+
+    /// Adds the beginning of a row to `out`.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn add(&self, row: usize, out: &mut [f32]) {
+        match self.rows() {
+            Rows::Half(x, stride) => host_ops::bf16::add(out, &x[row * stride..][..out.len()]),
+            Rows::Full(x, stride) => out.iter_mut().zip(&x[row * stride..]).for_each(|(o, x)| *o += x),
+        }
     }
 }

@@ -22,7 +22,7 @@ use amdxdna_ioctl::abi::query::AsyncError;
 use amdxdna_ioctl::{Device, Opener, QueueCounters};
 
 pub use amdxdna_ioctl::View;
-pub use buffer::{Buffer, Element, Weights};
+pub use buffer::{Buffer, Element, Source, Weights};
 pub use error::NpuError;
 pub use kernels::{CommandId, ContextId, KernelId, Kernels, Ticket};
 
