@@ -210,7 +210,7 @@ fn a_stored_state_goes_on_with_the_same_bits() {
     for first in [1, 21, 32] {
         let (weights, pool, mut scratch) = (case.weights(), Pool::serial(), Scratch::default());
         let (input, value) = (SHAPE.input_width(), SHAPE.value_width());
-        let mut forward = |state: &mut State, tokens: std::ops::Range<usize>| {
+        let mut forward = |state: &mut State, tokens: Range<usize>| {
             let hidden = &case.hidden[tokens.start * WIDTH..tokens.end * WIDTH];
             let projected = &case.projected[tokens.start * input..tokens.end * input];
             let mut out = vec![0.0; tokens.len() * value];
@@ -248,7 +248,9 @@ fn bytes_that_are_no_state_are_refused() {
             assert!(!state.load(&wrong), "{at} {value}");
         }
     }
+}
 
+#[test]
 fn rows_of_bf16_with_strides_give_the_same() {
     let mut case = Case::new(41);
     let (input, width, n) = (SHAPE.input_width(), SHAPE.value_width(), 41);

@@ -172,17 +172,24 @@ pub(super) fn text(place: Place, bundle: &Path, ctx: usize, prompt: usize, token
     Ok(lines)
 }
 
-/// A picture of so many patches, through the tower.
+/// A picture of so many patches, through a tower that is loaded.
 pub(super) fn picture(place: Place, bundle: &Path, [rows, columns]: [usize; 2]) -> Result<Lines, String> {
     let words = |error: runtime::model::ModelError| error.to_string();
     let (npu, device) = open(place)?;
     let mut model = load_model(npu, bundle, 512, true)?;
-    let (width, height) = (16 * columns, 16 * rows);
-    let data = (0..width * height * 3).map(|i| (i * i / 7 % 251) as u8).collect();
-    let patches = model.prepare(&Rgb { width, height, data }).map_err(words)?;
-    if patches.grid != [rows, columns] {
-        return Err(format!("a picture of {rows} x {columns} patches became one of {:?}", patches.grid));
-    }
+    let prepared = |model: &Model, [rows, columns]: [usize; 2]| {
+        let (width, height) = (16 * columns, 16 * rows);
+        let data = (0..width * height * 3).map(|i| (i * i / 7 % 251) as u8).collect();
+        let patches = model.prepare(&Rgb { width, height, data }).map_err(words)?;
+        if patches.grid != [rows, columns] {
+            return Err(format!("a picture of {rows} x {columns} patches became one of {:?}", patches.grid));
+        }
+        Ok(patches)
+    };
+    // The tower comes with the first picture, which is part of loading.
+    let small = prepared(&model, [16, 16])?;
+    model.encode(&small).map_err(words)?;
+    let patches = prepared(&model, [rows, columns])?;
     let mut lines = Lines::default();
     let watch = Watch::new(&model, device.as_deref());
     model.encode(&patches).map_err(words)?;
