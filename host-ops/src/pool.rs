@@ -153,10 +153,14 @@ impl Pool {
 
     /// Says that small loops will come with short breaks in between, as those of one token do. For as long as the guard
     /// lives one worker does not sleep in such breaks, and loops that two threads are enough for do not wake others: no
-    /// call to the system is needed then. It sleeps all the same when nothing has come for some milliseconds.
+    /// call to the system is needed then. It sleeps all the same when nothing has come for some milliseconds, and where
+    /// there are only two threads: the second core is wanted by what the first waits for.
     pub fn stay_awake(&self) -> Awake<'_> {
-        self.shared.awake.fetch_add(1, Ordering::Relaxed);
-        Awake(&self.shared)
+        let shared = (self.threads() > 2).then_some(&*self.shared);
+        if let Some(shared) = shared {
+            shared.awake.fetch_add(1, Ordering::Relaxed);
+        }
+        Awake(shared)
     }
 
     /// Calls `body(i)` for each `i` in `0..items`, in any order, on any thread, and returns when all are done.
@@ -321,11 +325,13 @@ impl Pool {
 /// A time in which a worker [stays awake](Pool::stay_awake).
 #[derive(Debug)]
 #[must_use = "the time ends with it"]
-pub struct Awake<'a>(&'a Shared);
+pub struct Awake<'a>(Option<&'a Shared>);
 
 impl Drop for Awake<'_> {
     fn drop(&mut self) {
-        self.0.awake.fetch_sub(1, Ordering::Relaxed);
+        if let Some(shared) = self.0 {
+            shared.awake.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -623,5 +629,8 @@ mod tests {
         drop(second);
         (0..50).for_each(|_| run(5));
         assert_eq!(pool.shared.awake.load(Ordering::Relaxed), 0);
+        let pair = Pool::new(2);
+        let _awake = pair.stay_awake();
+        assert_eq!(pair.shared.awake.load(Ordering::Relaxed), 0);
     }
 }

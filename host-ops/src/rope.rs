@@ -1,6 +1,7 @@
 //! Rotary embeddings, half-split: pair `j` of a vector is `(x[j], x[j + half])`.
 
 use crate::{image::block_order, simd::kernel};
+use std::ops::Range;
 
 /// Cosines and sines of some rows: `[rows, half]` each. Filled once for a batch of positions, used by every layer and
 /// head.
@@ -34,6 +35,19 @@ impl Table {
     pub fn row(&self, i: usize) -> (&[f32], &[f32]) {
         let at = i * self.half..(i + 1) * self.half;
         (&self.cos[at.clone()], &self.sin[at])
+    }
+
+    /// Makes it some rows of another.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn copy_rows(&mut self, from: &Table, rows: Range<usize>) {
+        let at = rows.start * from.half..rows.end * from.half;
+        self.half = from.half;
+        self.cos.clear();
+        self.cos.extend_from_slice(&from.cos[at.clone()]);
+        self.sin.clear();
+        self.sin.extend_from_slice(&from.sin[at]);
     }
 
     /// Turns the first `2 * half` values of `x` by row `i`; the rest passes through.
@@ -180,6 +194,9 @@ mod tests {
             table.rotate(i, &mut x);
             x
         };
+        let mut part = Table::new();
+        part.copy_rows(&table, 1..3);
+        assert_eq!((part.rows(), part.row(1)), (2, table.row(2)));
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         assert_eq!(turned(&q, 0), q);
         assert_eq!(turned(&q, 2)[32..], q[32..]);

@@ -91,7 +91,10 @@ impl RowsMut<'_> {
     }
 
     /// Those from `row` on.
-    pub(crate) fn from(&mut self, row: usize) -> RowsMut<'_> {
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn from(&mut self, row: usize) -> RowsMut<'_> {
         match self {
             RowsMut::Full(x, stride) => RowsMut::Full(&mut x[row * *stride..], *stride),
             RowsMut::Half(x, stride) => RowsMut::Half(&mut x[row * *stride..], *stride),

@@ -19,9 +19,6 @@ pub(super) const MAX_QUERIES: usize = 48;
 /// Queries that share what is loaded.
 const ROWS: usize = 6;
 
-/// Turns of the inner loops that are one.
-const GROUP: usize = 8;
-
 /// Where key `slot`, value `d` of it, stands in a block's keys.
 #[inline(always)]
 pub(super) fn key_at(head_dim: usize, slot: usize, d: usize) -> usize {
@@ -212,32 +209,19 @@ fn score<V: Lanes, K: Stored, const R: usize>(
     scores: &mut [[f32; BLOCK]],
 ) {
     let mut sums = [[V::splat(0.0); 2]; R];
-    // In groups: a loop of few turns ends where the processor expects it.
-    let ((q, rest), (keys, rest_keys)) = (q.as_chunks::<R>().0.as_chunks::<GROUP>(), keys.as_chunks::<GROUP>());
-    for (q, keys) in q.iter().zip(keys) {
-        for i in 0..GROUP {
-            score_one(&q[i], &keys[i], &mut sums);
+    for (q, keys) in q.as_chunks::<R>().0.iter().zip(keys) {
+        let keys = keys.as_chunks::<LANES>().0;
+        let (a, b): (V, V) = (K::load(&keys[0]), K::load(&keys[1]));
+        for r in 0..R {
+            let q = V::splat(q[r]);
+            sums[r][0] = a.fma(q, sums[r][0]);
+            sums[r][1] = b.fma(q, sums[r][1]);
         }
-    }
-    for (q, keys) in rest.iter().zip(rest_keys) {
-        score_one(q, keys, &mut sums);
     }
     for (scores, sums) in scores.iter_mut().zip(sums) {
         let out = &mut scores.as_chunks_mut::<LANES>().0[2 * panel..][..2];
         sums[0].store(&mut out[0]);
         sums[1].store(&mut out[1]);
-    }
-}
-
-/// One value of each query times those of a panel of keys.
-#[inline(always)]
-fn score_one<V: Lanes, K: Stored, const R: usize>(q: &[f32; R], keys: &[K; PANEL], sums: &mut [[V; 2]; R]) {
-    let keys = keys.as_chunks::<LANES>().0;
-    let (a, b): (V, V) = (K::load(&keys[0]), K::load(&keys[1]));
-    for r in 0..R {
-        let q = V::splat(q[r]);
-        sums[r][0] = a.fma(q, sums[r][0]);
-        sums[r][1] = b.fma(q, sums[r][1]);
     }
 }
 
@@ -298,15 +282,20 @@ fn weigh<V: Lanes, E: Stored, const R: usize, const W: usize>(
     // What all of them see. The rest each on its own: a query must not meet a value that it does not see, because 0
     // times an infinity is no zero.
     let common = part.visible[0].min(BLOCK);
-    let rows = values.as_chunks::<W>().0;
-    let (groups, _) = rows.as_chunks::<GROUP>();
-    for (g, values) in groups.iter().enumerate().take(common / GROUP) {
-        for i in 0..GROUP {
-            weigh_one::<V, E, R, W>(scores, g * GROUP + i, &values[i], &mut sums);
+    for (j, values) in values.chunks_exact(W).enumerate().take(BLOCK) {
+        if j >= common {
+            break;
         }
-    }
-    for (j, values) in rows.iter().enumerate().take(common).skip(common / GROUP * GROUP) {
-        weigh_one::<V, E, R, W>(scores, j, values, &mut sums);
+        let mut loaded = [V::splat(0.0); W];
+        for w in 0..W {
+            loaded[w] = E::load(&values[w]);
+        }
+        for r in 0..R {
+            let weight = V::splat(scores[r][j]);
+            for w in 0..W {
+                sums[r][w] = loaded[w].fma(weight, sums[r][w]);
+            }
+        }
     }
     for r in 0..R {
         for (j, values) in values.chunks_exact(W).enumerate().take(part.visible[r].min(BLOCK)).skip(common) {
@@ -317,26 +306,6 @@ fn weigh<V: Lanes, E: Stored, const R: usize, const W: usize>(
         let at = &mut acc[r * head_dim + d..].as_chunks_mut::<LANES>().0[..W];
         for w in 0..W {
             sums[r][w].store(&mut at[w]);
-        }
-    }
-}
-
-/// What `R` queries take of the values of key `j`.
-#[inline(always)]
-fn weigh_one<V: Lanes, E: Stored, const R: usize, const W: usize>(
-    scores: &[[f32; BLOCK]],
-    j: usize,
-    values: &[[E; LANES]; W],
-    sums: &mut [[V; W]; R],
-) {
-    let mut loaded = [V::splat(0.0); W];
-    for w in 0..W {
-        loaded[w] = E::load(&values[w]);
-    }
-    for r in 0..R {
-        let weight = V::splat(scores[r][j % BLOCK]);
-        for w in 0..W {
-            sums[r][w] = loaded[w].fma(weight, sums[r][w]);
         }
     }
 }

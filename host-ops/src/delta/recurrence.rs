@@ -25,9 +25,6 @@ pub(super) const PANEL: usize = 2 * LANES;
 /// Rows that share what is loaded.
 const ROWS: usize = 6;
 
-/// Turns of an inner loop that are one.
-const GROUP: usize = 8;
-
 /// What a token needs beside its key, query and value; the products of decays are in the factors.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Token {
@@ -164,37 +161,38 @@ const _: () = assert!(CHUNK == PANEL, "keys of a chunk are a panel too");
 /// `out = rows state`.
 #[inline(always)]
 fn recall_all<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
-    for (x, out) in rows.chunks(ROWS * state.len()).zip(out.chunks_mut(ROWS)) {
-        match out.len() {
-            6 => recall::<V, 6>(x, state, out),
-            4 => recall::<V, 4>(x, state, out),
-            _ => recall::<V, 2>(x, state, out),
-        }
+    let n = state.len();
+    let (six, rest) = out.as_chunks_mut::<6>();
+    let (first, last) = rows.split_at(six.len() * 6 * n);
+    for (rows, out) in first.chunks_exact(6 * n).zip(six) {
+        recall_six::<V>(rows, state, out);
+    }
+    for (rows, out) in last.chunks_exact(2 * n).zip(rest.as_chunks_mut::<2>().0) {
+        recall_two::<V>(rows, state, out);
     }
 }
 
-/// [`recall_all`] for `R` rows.
+/// [`recall_all`] for six rows: as many as fit into registers. The iterators know that all are of one length.
 #[inline(always)]
-fn recall<V: Lanes, const R: usize>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
-    let n = state.len();
-    let mut sums = [[V::splat(0.0); 2]; R];
-    let rows: [&[f32]; R] = std::array::from_fn(|r| &rows[r * n..][..n]);
-    // In groups: a loop of few turns ends where the processor expects it.
-    let groups = state.as_chunks::<GROUP>().0;
-    for (g, state) in groups.iter().enumerate() {
-        let rows = rows.map(|row| &row.as_chunks::<GROUP>().0[g]);
-        for d in 0..GROUP {
-            recall_one(rows.map(|row| row[d]), &state[d], &mut sums);
-        }
+fn recall_six<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 6]) {
+    let row = |r: usize| &rows[r * state.len()..][..state.len()];
+    let mut sums = [[V::splat(0.0); 2]; 6];
+    let x = row(0).iter().zip(row(1)).zip(row(2)).zip(row(3)).zip(row(4)).zip(row(5));
+    for (state, (((((a, b), c), d), e), f)) in state.iter().zip(x) {
+        recall_one([*a, *b, *c, *d, *e, *f], state, &mut sums);
     }
-    for d in groups.len() * GROUP..n {
-        recall_one(rows.map(|row| row[d]), &state[d], &mut sums);
+    store_rows(sums, out);
+}
+
+/// [`recall_all`] for two.
+#[inline(always)]
+fn recall_two<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 2]) {
+    let (a, b) = rows.split_at(state.len());
+    let mut sums = [[V::splat(0.0); 2]; 2];
+    for (state, (a, b)) in state.iter().zip(a.iter().zip(b)) {
+        recall_one([*a, *b], state, &mut sums);
     }
-    for (out, sums) in out.iter_mut().zip(sums) {
-        let out = out.as_chunks_mut::<LANES>().0;
-        sums[0].store(&mut out[0]);
-        sums[1].store(&mut out[1]);
-    }
+    store_rows(sums, out);
 }
 
 /// One value of each row times a row of the state.
@@ -206,6 +204,15 @@ fn recall_one<V: Lanes, const R: usize>(x: [f32; R], state: &[f32; PANEL], sums:
         let x = V::splat(x[r]);
         sums[r][0] = a.fma(x, sums[r][0]);
         sums[r][1] = b.fma(x, sums[r][1]);
+    }
+}
+
+#[inline(always)]
+fn store_rows<V: Lanes, const R: usize>(sums: [[V; 2]; R], out: &mut [[f32; PANEL]; R]) {
+    for (out, sums) in out.iter_mut().zip(sums) {
+        let out = out.as_chunks_mut::<LANES>().0;
+        sums[0].store(&mut out[0]);
+        sums[1].store(&mut out[1]);
     }
 }
 

@@ -40,6 +40,10 @@ use crate::npu::Npu;
 /// Lanes at most: one unit is with the host, and three keep the NPU's queue from running dry.
 const LANES: usize = 4;
 
+/// Rows that a mixer takes at a time: it is what takes longest, and the queue holds no more than a few commands, which
+/// have to be handed over meanwhile.
+const PART: usize = 96;
+
 /// What stands for a token in the first layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Row<'a> {
@@ -96,6 +100,8 @@ pub(super) struct Prefill {
     projected: Vec<f32>,
     mixed: Vec<f32>,
     scratch: MixerScratch,
+    /// Rotary positions of the rows that a mixer takes.
+    part_rope: rope::Table,
     /// What rows are to leave behind, and have left.
     pub(super) keep: Keep,
     pub(super) kept: Kept,
@@ -121,6 +127,7 @@ impl Prefill {
             projected: Vec::new(),
             mixed: Vec::new(),
             scratch: MixerScratch::default(),
+            part_rope: rope::Table::default(),
             keep: Keep::Nothing,
             kept: Kept::default(),
             marks: Marks::default(),
@@ -336,7 +343,8 @@ impl Flow<'_, '_> {
 
     /// Mixer, then `o`. Gives whether nothing follows.
     fn mix(&mut self, at: usize, index: usize) -> Result<bool, ModelError> {
-        let Prefill { tracks, projected, mixed, scratch, turns, keep, kept, marks, .. } = &mut *self.prefill;
+        let Prefill { tracks, projected, mixed, scratch, turns, keep, kept, marks, pipeline, part_rope, .. } =
+            &mut *self.prefill;
         let Track { lane, unit, normed, rope, .. } = &mut tracks[at];
         let Some(unit) = unit else { return Ok(false) };
         let (d, pool) = (self.params.hidden, self.run.pool);
@@ -359,14 +367,31 @@ impl Flow<'_, '_> {
             self.run.probe.tap(Tap::OutputIn(index), width, mixed);
             lane.o_a.write_rows(pool, o.record.lda, width, mixed)?;
         } else {
-            lane.o_a.fill_rows(o.record.lda, width, n, |out| {
-                layer.mixer.forward_rows(pool, rope, normed, c.rows(), out, scratch);
+            let mut pumped = Ok(());
+            lane.o_a.fill_rows(o.record.lda, width, n, |mut out| {
+                for first in (0..n).step_by(PART) {
+                    let rows = first..n.min(first + PART);
+                    part_rope.copy_rows(rope, rows.clone());
+                    let (hidden, from) = (&normed[rows.start * d..rows.end * d], c.rows().from(first));
+                    layer.mixer.forward_rows(pool, part_rope, hidden, from, out.from(first), scratch);
+                    if pumped.is_ok() {
+                        pumped = pipeline.pump(self.run);
+                    }
+                }
             })?;
+            pumped?;
         }
         drop(c);
         turns[index] += 1;
         self.run.lap(layer.mixer.stage(), index, t);
         if !is_wanted {
+            // Their commands are made all the same: what a lane holds should not depend on which unit comes last in it.
+            let (gu, down) = (&self.shared.gu.0, &self.shared.down.0);
+            layer.o.gemm(self.run.kernels, o, (at, n), (&lane.o_a, 0), &lane.o_c)?;
+            layer.gu.gemm(self.run.kernels, gu, (at, n), (&lane.a, 0), &lane.gu_c)?;
+            for (s, (slice, c)) in layer.down.iter_mut().zip(&lane.down_c).enumerate() {
+                slice.gemm(self.run.kernels, down, (at, n), (&lane.gu_c, s * down.record.k), c)?;
+            }
             return Ok(true);
         }
         let command = layer.o.gemm(self.run.kernels, o, (at, n), (&lane.o_a, 0), &lane.o_c)?;

@@ -132,6 +132,11 @@ impl Run<'_> {
         self.wait(sent)
     }
 
+    /// How long one token's command of a projection was last waited for.
+    pub(super) fn expects(&self, projection: Projection) -> Duration {
+        self.recorder.expected[projection as usize]
+    }
+
     /// Waits for the commands of one token, which take as long as the last time: a short wait looks at the state word
     /// until it is over, a long one gives the processor away at once.
     pub(super) fn wait_as_ever(&mut self, sent: &Sent) -> Result<(), NpuError> {

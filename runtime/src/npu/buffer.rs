@@ -37,6 +37,9 @@ impl Element {
     }
 }
 
+/// Brings a row of sums up to date and makes another of it.
+type MakeRow<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 /// Bytes that the NPU only reads: packed weights.
 #[derive(Debug)]
 pub struct Weights {
@@ -255,7 +258,7 @@ impl Buffer {
         stride: usize,
         width: usize,
         (sums, rows): (&mut [f32], &mut [f32]),
-        make: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
+        make: &MakeRow<'_>,
     ) -> Result<(), NpuError> {
         assert_eq!(sums.len(), rows.len(), "sums and rows");
         self.fill_rows(stride, width, rows.len() / width, |out| match out {
