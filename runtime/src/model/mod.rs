@@ -292,8 +292,9 @@ impl Model {
     }
 
     /// As [`Model::prefill`], and gives snapshots of places inside: `marks` are ascending numbers of the input's tokens
-    /// before each. They have the bits of a prompt that ends there, and cost the device nothing. None if it was broken
-    /// off. A place between the tokens of a picture has no position to go on at.
+    /// before each. They have the bits of a prompt that ends there, and cost the device at most the last layer for the
+    /// units that they are in. None if it was broken off. A place between the tokens of a picture has no position to go
+    /// on at.
     ///
     /// # Errors
     /// As [`Model::prefill`]; marks that are not ascending or past the end.
