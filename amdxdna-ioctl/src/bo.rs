@@ -103,6 +103,15 @@ impl Bo {
         Ok(bo)
     }
 
+    /// Makes a SHARE BO of zeroes and writes nothing back: for one that is about to be written whole. Whoever does so
+    /// flushes all of it before a command reads it.
+    ///
+    /// # Errors
+    /// As of [`Bo::new`].
+    pub fn unwritten(device: &Arc<Device>, size: usize) -> Result<Bo> {
+        Bo::unflushed(device, BoKind::Share, size)
+    }
+
     /// Makes a BO, lets `fill` write it and writes it back once: for weights, streams and PDIs. The bytes that `fill`
     /// is given are zero if it is not a DEV BO.
     ///

@@ -42,6 +42,7 @@ pub(crate) struct RunOptions {
     /// None leaves it to the bundle.
     pub(crate) kv: Option<KvFormat>,
     pub(crate) speculate: Speculate,
+    pub(crate) hybrid: bool,
     pub(crate) timing: bool,
 }
 
@@ -173,6 +174,7 @@ struct Given {
     threads: usize,
     kv: Option<KvFormat>,
     speculate: Speculate,
+    hybrid: bool,
     refs: Option<PathBuf>,
     file: Option<PathBuf>,
     vision: Option<bool>,
@@ -324,6 +326,7 @@ impl Given {
                     other => return Err(wrong(spec, other, "lookup, auto or off")),
                 }
             }
+            Flag::Hybrid => self.hybrid = true,
             Flag::File => self.file = Some(value.into()),
             Flag::Refs => self.refs = Some(value.into()),
             Flag::Vision => self.vision = Some(either(spec, value, "w8", "none", "w8 or none")?),
@@ -359,6 +362,7 @@ impl Given {
             threads: self.threads,
             kv: self.kv,
             speculate: self.speculate,
+            hybrid: self.hybrid,
             timing: self.timing,
         }
     }
@@ -449,7 +453,8 @@ mod tests {
     fn a_full_line_is_understood() {
         let request = words(
             "b --prompt hello --system be --image a.png --image b.jpg --thinking --max-new 7 --max-ctx=99 --timing \
-             --trace t.json --device /dev/accel/accel3 --threads 2 --kv f32 --speculate auto",
+             --trace t.json --device /dev/accel/accel3 --threads 2 --kv f32 --speculate auto \
+             --hybrid",
         );
         let run = RunOptions {
             device: DeviceChoice::Node("/dev/accel/accel3".into()),
@@ -457,6 +462,7 @@ mod tests {
             threads: 2,
             kv: Some(KvFormat::F32),
             speculate: Speculate::Auto,
+            hybrid: true,
             timing: true,
         };
         let talk = TalkOptions {

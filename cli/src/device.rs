@@ -8,6 +8,7 @@ use amdxdna_ioctl::Device;
 use driver_tests::contracts;
 use npu_model::{Config, Model};
 use runtime::bundle::Bundle;
+use runtime::model::Hybrid;
 use runtime::npu::Npu;
 use runtime::{Chat, ChatError, LoadOptions, Progress};
 use std::path::Path;
@@ -87,6 +88,7 @@ fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Dura
         threads: run.threads,
         kv: run.kv,
         speculate: run.speculate,
+        hybrid: if run.hybrid { Hybrid::Measured } else { Hybrid::Off },
         vision,
         deadline,
         ..LoadOptions::default()
@@ -97,6 +99,10 @@ fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Dura
         Progress::Tokenizer => line.show(|| "loading the tokenizer".into()),
         Progress::Kernels { done, total } => line.share("loading kernels", done as u64, total as u64),
         Progress::Weights { done, total } => line.bytes("loading weights", done, total),
+        Progress::Fallback(why) => {
+            line.clear();
+            note(&format_args!("{why}: they go one at a time, as is known to work, which is slower"));
+        }
         Progress::Ready => line.clear(),
     })
     .map_err(|error| match error {

@@ -101,6 +101,7 @@ pub(crate) enum Flag {
     Threads,
     Kv,
     Speculate,
+    Hybrid,
     File,
     Refs,
     Vision,
@@ -218,6 +219,13 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         TALKS,
         "lookup: guess what follows wherever the text so far repeats, and check the guesses together; auto: as long as \
          that is faster; off. Takes as much memory again as the head, and may change a token by rounding [off]",
+    ),
+    switch(
+        Flag::Hybrid,
+        "hybrid",
+        FILLS,
+        "let the host multiply a share of what the NPU would, beside it: as much as makes a token faster, which is \
+         measured when the bundle is loaded",
     ),
     valued(Flag::File, "file", "FILE", &[Command::Eval], "the UTF-8 text to foretell"),
     valued(Flag::Refs, "refs", "DIR", EXPORTS, "take reference runs along, for `check`"),

@@ -138,6 +138,7 @@ fn one(loaded: &mut Loaded, turn: &Turn<'_>, talk: &TalkOptions, interrupt: &Int
                     let what = format!("looking at picture {} of {}", index + 1, turn.images.len());
                     progress.share(&what, done as u64, total as u64);
                 }
+                Event::Tower { done, total } => progress.bytes("loading the vision tower", done, total),
                 Event::Image { .. } => {}
                 Event::Prompt { done, total } => progress.share("reading the prompt", done as u64, total as u64),
                 Event::Text(text) => {
@@ -206,6 +207,13 @@ fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> St
     let counters = &timing.counters;
     let mut out = format!("device     {}\n", one_line(&loaded.device));
     out += &format!("load       {:>26.3} s\n", loaded.seconds);
+    if let Some(why) = loaded.chat.model().fallback() {
+        out += &format!("fallback   one command at a time: {why}\n");
+    }
+    let (head, down) = loaded.chat.model().shared();
+    if head + down > 0 {
+        out += &format!("by host    {head} parts of the head, {down} slices of each down\n");
+    }
     out += &row("pictures", pictures, "", vision);
     out += &row("prompt", outcome.prompt_tokens, "tokens", prefill);
     out += &row("answer", timing.steps, "steps", decode);
@@ -229,9 +237,13 @@ fn timing(outcome: &Outcome, pictures: usize, loaded: &Loaded, total: f64) -> St
         }
     }
     for (projection, asked) in Projection::ALL.map(|projection| (projection, profile.projection(projection))) {
-        if asked.commands > 0 {
+        if asked.commands + asked.taken > 0 {
             let (name, waited) = (projection.name(), asked.waited.as_secs_f64());
-            out += &format!("  {name:<16} {:>7} commands {waited:7.3} s waited\n", asked.commands);
+            out += &format!("  {name:<16} {:>7} commands {waited:7.3} s waited", asked.commands);
+            if asked.taken > 0 {
+                out += &format!(", {} parts by the host", asked.taken);
+            }
+            out.push('\n');
         }
     }
     out += &format!(

@@ -31,8 +31,8 @@ pub fn own_trace(bundle: &Path) -> Result<Vec<Record>, String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     let npu = Npu::open(&trace.opener(&*model), Path::new("/dev/accel/accel0")).map_err(|error| said(&error))?;
     let bundle = Bundle::open(bundle).map_err(|error| said(&error))?;
-    // Every wait asks the driver, so that the trace does not depend on the machine.
-    let options = LoadOptions { vision: false, spin: Duration::ZERO, ..LoadOptions::default() };
+    // Every wait asks the driver, so that the trace does not depend on the machine. The trial has commands of its own.
+    let options = LoadOptions { vision: false, spin: Duration::ZERO, trial: false, ..LoadOptions::default() };
     let mut chat = Chat::load(bundle, npu, options, &mut |_| {}).map_err(|error| said(&error))?;
     let turn = Turn { system: None, images: &[], text: PROMPT, thinking: false, max_new: NEW_TOKENS };
     chat.turn(&turn, &mut |_| ControlFlow::Continue(())).map_err(|error| said(&error))?;

@@ -321,6 +321,7 @@ fn a_turn_can_be_broken_off_anywhere() {
     let mut events = 0;
     chat.turn(&turn, &mut |event| {
         let kind = match event {
+            Event::Tower { .. } => "tower",
             Event::Patches { .. } => "patches",
             Event::Image { .. } => "image",
             Event::Prompt { .. } => "prompt",

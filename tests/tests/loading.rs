@@ -11,7 +11,7 @@ use npu_model::{Config, Model};
 use runtime::bundle::Bundle;
 use runtime::image::Rgb;
 use runtime::npu::Npu;
-use runtime::{Chat, LoadOptions, Progress, Turn};
+use runtime::{Chat, Event, LoadOptions, Progress, Turn};
 
 /// A bundle of a test's own, gone with it.
 struct Folder(PathBuf);
@@ -41,9 +41,18 @@ fn bytes(bundle: &Bundle, wanted: impl Fn(&str) -> bool) -> u64 {
     names.map(|name| bundle.tensor_bytes(name).unwrap() as u64).sum()
 }
 
-fn answer(chat: &mut Chat, images: &[Rgb]) {
+/// Gives what was said of the tower meanwhile.
+fn answer(chat: &mut Chat, images: &[Rgb]) -> Vec<(u64, u64)> {
     let turn = Turn { system: None, images, text: "hello", thinking: false, max_new: 4 };
-    chat.turn(&turn, &mut |_| ControlFlow::Continue(())).unwrap();
+    let mut told = Vec::new();
+    chat.turn(&turn, &mut |event| {
+        if let Event::Tower { done, total } = event {
+            told.push((done, total));
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    told
 }
 
 #[test]
@@ -60,14 +69,16 @@ fn the_tower_is_read_when_there_is_a_picture_and_nothing_is_read_twice() {
     let read = |chat: &mut Chat| chat.model_mut().bundle().bytes_read();
     assert_eq!(read(&mut chat), text, "after loading");
     let buffers = device.counts().bytes_live;
-    answer(&mut chat, &[]);
+    assert_eq!(answer(&mut chat, &[]), []);
     assert_eq!(read(&mut chat), text, "after a turn without a picture: embeddings come from the head's buffers");
     // Commands are made at first use, and each has a page.
     assert!(device.counts().bytes_live < buffers + tower / 10);
 
     let picture = Rgb { width: 64, height: 64, data: vec![99; 64 * 64 * 3] };
     for turn in 0..2 {
-        answer(&mut chat, std::slice::from_ref(&picture));
+        let told = answer(&mut chat, std::slice::from_ref(&picture));
+        assert_eq!(told.is_empty(), turn > 0);
+        assert!(told.is_sorted() && told.last().is_none_or(|(done, total)| done == total && *total > tower / 2));
         assert_eq!(read(&mut chat), text + tower, "after picture {turn}");
     }
     assert!(device.counts().bytes_live > buffers + tower * 3 / 4);

@@ -58,6 +58,17 @@ pub enum AddressMode {
     Carveout(u64),
 }
 
+/// What becomes of a command that was handed over while another of its context was in flight, where that is not borne.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// It ends well and has done nothing.
+    Dropped,
+    /// It ends with an error status.
+    Failed,
+    /// It never ends.
+    Hung,
+}
+
 /// Faults to show. All counts are device-wide and start at 0; `None` means never.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
@@ -74,6 +85,9 @@ pub struct Faults {
     /// From the command of this number on, the firmware of a PCI device answers nothing at all: no command, no
     /// management message.
     pub silent_from: Option<u64>,
+    /// A device that does not bear commands of one context beside each other. Every command begins a little later then,
+    /// so that those that were to be in flight together are.
+    pub beside: Option<Beside>,
     /// The command of this number raises an asynchronous error of the array, and ends well.
     pub async_error: Option<u64>,
     /// A PCI device does not start again after its first suspend.

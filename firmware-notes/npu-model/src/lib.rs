@@ -33,7 +33,7 @@ use amdxdna_ioctl::{Door, Errno, Opener};
 #[doc(hidden)]
 pub use array::bench;
 pub use array::{Contract, Epilogue, Format, GemmContract, GemvContract, Order};
-pub use config::{AddressMode, Config, Counts, DriverVersion, Faults, Npu};
+pub use config::{AddressMode, Beside, Config, Counts, DriverVersion, Faults, Npu};
 pub use timing::{Clock, Timing};
 
 /// A software NPU: one device, as many clients as open it.

@@ -12,8 +12,14 @@ pub(crate) trait Blocks: Sized {
     /// An atom of f32 (8 columns of 8 k): for each k the eight columns.
     fn f32_atom(atom: &[u8; 256]) -> [Self; 8];
     /// Adds atom `i` times `x[8 i..]`, for all i and for G groups of 8 columns side by side: one fused multiply-add a
-    /// k. `tame` starts as what [`super::tame`] says of all of x and is kept from call to call of one chain.
-    fn chain<const G: usize>(atoms: [&[[u8; 72]]; G], x: &[f32], acc: &mut [Self; G], tame: &mut bool);
+    /// k. `tame` starts as what [`super::tame`] says of all of x and is kept from call to call of one chain. What lies
+    /// `AHEAD` bytes behind the atoms is fetched meanwhile, nothing if that is 0.
+    fn chain<const G: usize, const AHEAD: usize>(
+        atoms: [&[[u8; 72]]; G],
+        x: &[f32],
+        acc: &mut [Self; G],
+        tame: &mut bool,
+    );
 }
 
 /// The f32 atom as rows of columns.
@@ -44,7 +50,12 @@ impl Blocks for Plain {
     }
 
     #[inline(always)]
-    fn chain<const G: usize>(atoms: [&[[u8; 72]]; G], x: &[f32], acc: &mut [Self; G], _: &mut bool) {
+    fn chain<const G: usize, const AHEAD: usize>(
+        atoms: [&[[u8; 72]]; G],
+        x: &[f32],
+        acc: &mut [Self; G],
+        _: &mut bool,
+    ) {
         super::groups(atoms, x, acc, &|atom| Plain::bfp16_atom(atom));
     }
 }
@@ -123,51 +134,106 @@ mod x86 {
             f32_rows(atom)
         }
 
-        /// Not the weights are scaled but the accumulators, up before 8 k and down after them: two multiplications
-        /// instead of eight. A power of two commutes with rounding where nothing overflows or is lost below the normal
-        /// numbers:
+        /// Not the weights are scaled but the accumulators, from the exponents of one atom to those of the next: one
+        /// multiplication instead of eight. A power of two commutes with rounding where nothing overflows or is lost
+        /// below the normal numbers:
         ///
         /// * x is 0 or in 2^-60 ..= 2^20, an exponent in 90 ..= 140, and there are at most 2^16 k. So an accumulator
         ///   stays below 2^50, and below 2^117 when it is scaled, unless an exponent above 140 was met: then scaling
         ///   is over for good.
         /// * Products are multiples of 2^-126, accumulators of 2^-149: a sum below the normal numbers is exact, and
         ///   remains so when it is scaled, which is upwards by 2^17 at least.
+        ///
+        /// Exponents are looked at when a piece is done: if one was outside, what came of it is thrown away.
         #[inline(always)]
-        fn chain<const G: usize>(atoms: [&[[u8; 72]]; G], x: &[f32], acc: &mut [Self; G], tame: &mut bool) {
-            for (i, x) in x.as_chunks::<8>().0.iter().enumerate() {
-                // A loop, not `from_fn`: that one is not always inlined, and each intrinsic is then a call.
-                let mut fields = [Fields::of(&atoms[0][i]); G];
-                for g in 1..G {
-                    fields[g] = Fields::of(&atoms[g][i]);
-                }
-                for atoms in &atoms {
-                    prefetch(&atoms[i]);
-                }
-                if !*tame || Fields::any_outside(&fields) {
-                    *tame &= !Fields::any_large(&fields);
-                    let row = atoms.map(|atoms| std::slice::from_ref(&atoms[i]));
-                    super::super::groups(row, x, acc, &|atom| Avx::bfp16_atom(atom));
+        fn chain<const G: usize, const AHEAD: usize>(
+            atoms: [&[[u8; 72]]; G],
+            x: &[f32],
+            acc: &mut [Self; G],
+            tame: &mut bool,
+        ) {
+            for (piece, x) in x.chunks(8 * PIECE).enumerate() {
+                let atoms = atoms.map(|atoms| &atoms[piece * PIECE..][..x.len() / 8]);
+                if *tame && scaled::<G, AHEAD>(atoms, x.as_chunks().0, acc) {
                     continue;
                 }
-                for g in 0..G {
-                    acc[g] = acc[g].mul(fields[g].up());
-                }
-                step::<0, G>(&fields, x, acc);
-                step::<1, G>(&fields, x, acc);
-                step::<2, G>(&fields, x, acc);
-                step::<3, G>(&fields, x, acc);
-                step::<4, G>(&fields, x, acc);
-                step::<5, G>(&fields, x, acc);
-                step::<6, G>(&fields, x, acc);
-                step::<7, G>(&fields, x, acc);
-                for g in 0..G {
-                    acc[g] = acc[g].mul(fields[g].down());
-                }
+                *tame &= !atoms.iter().any(|atoms| atoms.iter().any(|atom| Fields::of(atom).is_large()));
+                super::super::groups(atoms, x, acc, &|atom| Avx::bfp16_atom(atom));
             }
         }
     }
 
-    /// An atom taken apart: a lane for each column.
+    /// Atoms of a group after which exponents are looked at.
+    const PIECE: usize = 16;
+
+    /// Exponent bits in all lanes.
+    #[inline(always)]
+    fn exponent(bits: u32) -> __m256i {
+        // SAFETY: AVX2 is there, see `Avx`.
+        unsafe { _mm256_set1_epi32(bits.cast_signed()) }
+    }
+
+    /// 2^(a - b) of exponents at the place that f32 has them.
+    #[inline(always)]
+    fn quotient(a: __m256i, b: __m256i) -> Avx {
+        // SAFETY: AVX2 is there, see `Avx`.
+        Avx(unsafe { _mm256_castsi256_ps(_mm256_add_epi32(_mm256_sub_epi32(a, b), exponent(127 << 23))) })
+    }
+
+    /// Adds a piece with scaled accumulators. False if an exponent was outside of 90 ..= 140: then nothing is added.
+    #[inline(always)]
+    fn scaled<const G: usize, const AHEAD: usize>(atoms: [&[[u8; 72]]; G], x: &[[f32; 8]], acc: &mut [Avx; G]) -> bool {
+        // Sums are times 2^(157 - e), e being what is here: with 157 they are as they are.
+        let plain = exponent(157 << 23);
+        let (mut sums, mut scale) = (*acc, [plain; G]);
+        let (least, span) = (exponent(90 << 23), exponent(50 << 23));
+        let mut outside = exponent(0);
+        for g in 0..G {
+            sums[g] = turned(sums[g]);
+        }
+        for (i, x) in x.iter().enumerate() {
+            for atoms in &atoms {
+                prefetch::<AHEAD>(atoms, i);
+            }
+            // Loops, not `from_fn`: that one is not always inlined, and each intrinsic is then a call.
+            let mut fields = [Fields::of(&atoms[0][i]); G];
+            for g in 1..G {
+                fields[g] = Fields::of(&atoms[g][i]);
+            }
+            for g in 0..G {
+                let exponents = fields[g].exponents;
+                // SAFETY: AVX2 is there, see `Avx`. Below 90 the difference wraps.
+                outside = unsafe { _mm256_max_epu32(outside, _mm256_sub_epi32(exponents, least)) };
+                sums[g] = sums[g].mul(quotient(scale[g], exponents));
+                scale[g] = exponents;
+            }
+            step::<0, G>(&fields, x, &mut sums);
+            step::<1, G>(&fields, x, &mut sums);
+            step::<2, G>(&fields, x, &mut sums);
+            step::<3, G>(&fields, x, &mut sums);
+            step::<4, G>(&fields, x, &mut sums);
+            step::<5, G>(&fields, x, &mut sums);
+            step::<6, G>(&fields, x, &mut sums);
+            step::<7, G>(&fields, x, &mut sums);
+        }
+        // SAFETY: AVX2 is there, see `Avx`. Exponents have 31 bits, so that no difference within the span looks negative.
+        let fine = unsafe { _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_max_epu32(outside, span), span)) == -1 };
+        if fine {
+            for g in 0..G {
+                acc[g] = turned(sums[g].mul(quotient(scale[g], plain)));
+            }
+        }
+        fine
+    }
+
+    /// Between the order of columns and that of [`Fields`], either way.
+    #[inline(always)]
+    fn turned(x: Avx) -> Avx {
+        // SAFETY: AVX2 is there, see `Avx`.
+        Avx(unsafe { _mm256_castsi256_ps(_mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_castps_si256(x.0))) })
+    }
+
+    /// An atom taken apart: a lane for each column, in the order 0 1 4 5 2 3 6 7.
     #[derive(Clone, Copy)]
     struct Fields {
         /// Mantissas of k 0 to 3 and 4 to 7, a byte each.
@@ -185,14 +251,21 @@ mod x86 {
         }
     }
 
-    /// Bytes between what is fetched and what is worked on: two k slices of a column block. Its groups are walked side
-    /// by side in pieces that are too short for the hardware to see where they lead.
-    const AHEAD: usize = 2 * 8 * 16 * 72;
-
+    /// Fetches what is `AHEAD` bytes behind atom `i`, in whole lines: 8 atoms are 9 of them.
     #[inline(always)]
-    fn prefetch(atom: &[u8; 72]) {
+    fn prefetch<const AHEAD: usize>(atoms: &[[u8; 72]], i: usize) {
+        const LINE: usize = 64;
+        if AHEAD == 0 {
+            return;
+        }
+        let at = atoms.as_ptr().cast::<i8>().wrapping_add(AHEAD + (i + i / 8) * LINE);
         // SAFETY: a prefetch is a hint: it touches nothing, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(atom.as_ptr().cast::<i8>().wrapping_add(AHEAD)) };
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at);
+            if i % 8 == 7 {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(LINE));
+            }
+        }
     }
 
     /// A byte that no source goes to.
@@ -204,12 +277,33 @@ mod x86 {
         [N, N, N, 2, N, N, N, 6, N, N, N, 10, N, N, N, 14],
         [N, N, N, 3, N, N, N, 7, N, N, N, 11, N, N, N, 15],
     ];
-    /// Two columns from the first byte on: mantissas of k 0 to 3 beside the exponents.
-    const FIRST: [[i8; 16]; 2] =
-        [[1, 2, 3, 4, 10, 11, 12, 13, N, N, N, 0, N, N, N, 9], [N, N, N, 0, N, N, N, 9, 1, 2, 3, 4, 10, 11, 12, 13]];
-    /// The same columns from the third byte on, where the last two mantissas are in reach: k 4 to 7.
-    const LAST: [[i8; 16]; 2] =
-        [[3, 4, 5, 6, 12, 13, 14, 15, N, N, N, N, N, N, N, N], [N, N, N, N, N, N, N, N, 3, 4, 5, 6, 12, 13, 14, 15]];
+    /// Bytes of a vector, moved inside each half.
+    #[repr(align(32))]
+    struct Pattern([i8; 32]);
+
+    /// From a column on, the mantissas of k 0 to 3 of two columns, beside their exponents; so in both halves, since 16
+    /// bytes behind the columns 0 and 1 there are 2 and 3, two bytes late.
+    static FIRST: [Pattern; 2] = [
+        Pattern([
+            1, 2, 3, 4, 10, 11, 12, 13, N, N, N, 0, N, N, N, 9, //
+            3, 4, 5, 6, 12, 13, 14, 15, N, N, N, 2, N, N, N, 11,
+        ]),
+        Pattern([
+            N, N, N, 0, N, N, N, 9, 1, 2, 3, 4, 10, 11, 12, 13, //
+            N, N, N, 2, N, N, N, 11, 3, 4, 5, 6, 12, 13, 14, 15,
+        ]),
+    ];
+    /// From four bytes later on: k 4 to 7.
+    static LAST: [Pattern; 2] = [
+        Pattern([
+            1, 2, 3, 4, 10, 11, 12, 13, N, N, N, N, N, N, N, N, //
+            3, 4, 5, 6, 12, 13, 14, 15, N, N, N, N, N, N, N, N,
+        ]),
+        Pattern([
+            N, N, N, N, N, N, N, N, 1, 2, 3, 4, 10, 11, 12, 13, //
+            N, N, N, N, N, N, N, N, 3, 4, 5, 6, 12, 13, 14, 15,
+        ]),
+    ];
 
     /// Moves bytes of both halves alike.
     #[inline(always)]
@@ -221,16 +315,16 @@ mod x86 {
     impl Fields {
         #[inline(always)]
         fn of(atom: &[u8; 72]) -> Fields {
-            // SAFETY: AVX2 is there, see `Avx`; each load of 16 bytes starts at 56 at most, inside the atom.
+            // SAFETY: AVX2 is there, see `Avx`; each load of 32 bytes starts at 40 at most, inside the atom; patterns are
+            // aligned.
             unsafe {
-                // Columns 0 to 3 are in the low half of each vector, 4 to 7, 36 bytes later, in the high half.
-                let at = |byte: usize| {
-                    let low = _mm_loadu_si128(atom.as_ptr().add(byte).cast());
-                    let high = _mm_loadu_si128(atom.as_ptr().add(byte + 36).cast());
-                    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+                let moved = |byte: usize, pattern: &'static Pattern| {
+                    let bytes = _mm256_loadu_si256(atom.as_ptr().add(byte).cast());
+                    _mm256_shuffle_epi8(bytes, _mm256_load_si256(pattern.0.as_ptr().cast()))
                 };
-                let (p, q) = (shuffle(at(0), &FIRST[0]), shuffle(at(18), &FIRST[1]));
-                let (r, s) = (shuffle(at(2), &LAST[0]), shuffle(at(20), &LAST[1]));
+                // Columns 0 to 3, then 4 to 7, 36 bytes later.
+                let (p, q) = (moved(0, &FIRST[0]), moved(36, &FIRST[1]));
+                let (r, s) = (moved(4, &LAST[0]), moved(40, &LAST[1]));
                 Fields {
                     mantissas: [_mm256_blend_epi32::<0xCC>(p, q), _mm256_or_si256(r, s)],
                     exponents: _mm256_srli_epi32::<1>(_mm256_alignr_epi8::<8>(q, p)),
@@ -238,33 +332,11 @@ mod x86 {
             }
         }
 
-        /// Whether an exponent is below 90 or above 140.
-        #[inline(always)]
-        fn any_outside(fields: &[Fields]) -> bool {
-            // SAFETY: AVX2 is there, see `Avx`.
-            unsafe {
-                let (mut least, mut most) = (fields[0].exponents, fields[0].exponents);
-                for f in &fields[1..] {
-                    least = _mm256_min_epi32(least, f.exponents);
-                    most = _mm256_max_epi32(most, f.exponents);
-                }
-                let small = _mm256_cmpgt_epi32(_mm256_set1_epi32(90 << 23), least);
-                let large = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(140 << 23));
-                _mm256_movemask_epi8(_mm256_or_si256(small, large)) != 0
-            }
-        }
-
         /// Whether an exponent is above 140.
         #[inline(always)]
-        fn any_large(fields: &[Fields]) -> bool {
+        fn is_large(&self) -> bool {
             // SAFETY: AVX2 is there, see `Avx`.
-            unsafe {
-                let mut most = fields[0].exponents;
-                for f in &fields[1..] {
-                    most = _mm256_max_epi32(most, f.exponents);
-                }
-                _mm256_movemask_epi8(_mm256_cmpgt_epi32(most, _mm256_set1_epi32(140 << 23))) != 0
-            }
+            unsafe { _mm256_movemask_epi8(_mm256_cmpgt_epi32(self.exponents, exponent(140 << 23))) != 0 }
         }
 
         /// Mantissas of one k, times 2^24.
@@ -273,22 +345,6 @@ mod x86 {
             let top = shuffle(self.mantissas[K / 4], &TOP[K % 4]);
             // SAFETY: AVX2 is there, see `Avx`.
             Avx(unsafe { _mm256_cvtepi32_ps(top) })
-        }
-
-        /// 2^(e - 157): what [`Fields::mantissas`] lack to the weights.
-        #[inline(always)]
-        fn down(&self) -> Avx {
-            // SAFETY: AVX2 is there, see `Avx`.
-            Avx(unsafe { _mm256_castsi256_ps(_mm256_sub_epi32(self.exponents, _mm256_set1_epi32(30 << 23))) })
-        }
-
-        /// 2^(157 - e).
-        #[inline(always)]
-        fn up(&self) -> Avx {
-            // SAFETY: AVX2 is there, see `Avx`.
-            Avx(unsafe {
-                _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32((284_u32 << 23).cast_signed()), self.exponents))
-            })
         }
     }
 }

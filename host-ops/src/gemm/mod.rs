@@ -13,11 +13,13 @@
 
 #[allow(unsafe_code)]
 pub(crate) mod block;
+mod weight;
 
 use crate::bfp6s::{self, Atoms, UNIT_BYTES};
 use crate::pack::Format;
 use crate::simd::{Lanes, kernel};
 use block::Blocks as _;
+pub use weight::Weight;
 
 /// Columns of B that [`gemm`] works on at a time: one column block of the stream.
 pub const BLOCK_COLUMNS: usize = 64;
@@ -29,6 +31,10 @@ const PANEL: usize = 16;
 const K_SLICE: usize = 256;
 /// k of one slice of the stream.
 const STREAM_K: usize = 128;
+/// Bytes between what is fetched and what is worked on. In the stream, two k slices of a column block: its groups are
+/// walked side by side in pieces that are too short for the hardware to see where they lead. In rows, some lines.
+const STREAM_AHEAD: usize = 2 * 8 * 16 * 72;
+const ROWS_AHEAD: usize = 2048;
 
 /// Replaces activations by what a bfp16 core multiplies with: `hi + lo`, per 8 values.
 ///
@@ -205,7 +211,7 @@ kernel! {
         match format {
             Format::Bfp16 => {
                 let mut tame = tame(x);
-                stream_block::<V, 72>(packed, x, y, |atoms, x, acc| V::chain(atoms, x, acc, &mut tame));
+                stream_block::<V, 72>(packed, x, y, |atoms, x, acc| V::chain::<4, STREAM_AHEAD>(atoms, x, acc, &mut tame));
             }
             Format::Bfp6s => {
                 let mut tame = tame(x);
@@ -267,8 +273,8 @@ kernel! {
                     packed,
                     x,
                     y,
-                    |atoms, x, acc| V::chain(atoms, x, acc, &mut { tame }),
-                    |atoms, x, acc| V::chain(atoms, x, acc, &mut { tame }),
+                    |atoms, x, acc| V::chain::<4, ROWS_AHEAD>(atoms, x, acc, &mut { tame }),
+                    |atoms, x, acc| V::chain::<1, ROWS_AHEAD>(atoms, x, acc, &mut { tame }),
                 );
             }
             Format::Bfp6s => six_rows::<V>(packed, x, y),
@@ -320,7 +326,7 @@ fn six<V: Lanes, const G: usize>(
     for (unit, atoms) in units.into_iter().zip(&mut *atoms) {
         bfp6s::expand(unit, atoms);
     }
-    V::chain(atoms.each_ref().map(|atoms| &atoms[..]), x, acc, tame);
+    V::chain::<G, 0>(atoms.each_ref().map(|atoms| &atoms[..]), x, acc, tame);
 }
 
 #[inline(always)]

@@ -10,9 +10,10 @@ use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::num::NonZero;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 
 use bytemuck::{Pod, Zeroable};
 use host_ops::pool::Pool;
@@ -76,6 +77,62 @@ impl<'a> Bulk<'a> {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
+    /// Reads many ranges of the file at once: the disk always has requests of all readers before it, whatever the lengths
+    /// of the ranges. `written` gets each piece, by its range's index, as soon as it is there, on any thread; `progress`
+    /// the bytes that are there so far, on this one.
+    ///
+    /// # Errors
+    /// As [`Bulk::read`], with the index of the range that it is about.
+    pub(super) fn read_many(
+        &self,
+        ranges: Vec<(u64, &mut [u8])>,
+        written: &(dyn Fn(usize, Range<usize>) + Sync),
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), (usize, io::Error)> {
+        let mut pieces = Vec::new();
+        for (index, (at, out)) in ranges.into_iter().enumerate() {
+            let cached = self.is_cached(at, out.len() as u64);
+            for (i, out) in out.chunks_mut(PIECE).enumerate() {
+                pieces.push(Piece { index, at, from: i * PIECE, out, cached });
+            }
+        }
+        let (left, failed) = (Mutex::new(pieces.into_iter()), Mutex::new(None));
+        let (done, all) = mpsc::channel();
+        let work = |done: mpsc::Sender<usize>| {
+            loop {
+                let next = lock(&left).next();
+                let Some(piece) = next.filter(|_| lock(&failed).is_none()) else { return };
+                let (bytes, place) = (piece.out.len(), piece.at + piece.from as u64);
+                if let Err(error) = self.piece(place, piece.out, piece.cached) {
+                    lock(&failed).get_or_insert((piece.index, error));
+                    return;
+                }
+                written(piece.index, piece.from..piece.from + bytes);
+                // Nobody listens any more only if all has been given up.
+                let _ = done.send(bytes);
+            }
+        };
+        std::thread::scope(|scope| {
+            let mut readers = 0;
+            for i in 0..READERS {
+                let (work, done) = (&work, done.clone());
+                let reader = std::thread::Builder::new().name(format!("read-{i}"));
+                readers += usize::from(reader.spawn_scoped(scope, move || work(done)).is_ok());
+            }
+            if readers == 0 {
+                work(done);
+            } else {
+                drop(done);
+            }
+            let mut sum = 0;
+            for bytes in all {
+                sum += bytes as u64;
+                progress(sum);
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
     fn piece(&self, at: u64, out: &mut [u8], cached: bool) -> io::Result<()> {
         if !cached && let Some(direct) = &self.direct {
             match past_the_cache(direct, at, out) {
@@ -100,6 +157,21 @@ impl<'a> Bulk<'a> {
             preadv2(probe, &mut [IoSliceMut::new(&mut [0])], place, ReadWriteFlags::NOWAIT) == Ok(1)
         })
     }
+}
+
+/// A part of a range.
+struct Piece<'a> {
+    index: usize,
+    /// Where the range starts in the file, and the piece in the range.
+    at: u64,
+    from: usize,
+    out: &'a mut [u8],
+    cached: bool,
+}
+
+/// What these locks guard is whole at every moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads past the page cache, by way of this thread's aligned buffer.
@@ -172,6 +244,21 @@ mod tests {
                 bulk.read(at as u64, &mut out).unwrap();
                 assert!(out == bytes[at..at + len], "way {way}, {len} bytes at {at}");
             }
+            let places = [(0, 2 * PIECE + 7), (64, 0), (12_344, PIECE), (bytes.len() - 5, 5)];
+            let mut outs: Vec<Vec<u8>> = places.iter().map(|&(_, len)| vec![0; len]).collect();
+            let ranges = places.iter().zip(&mut outs).map(|(&(at, _), out)| (at as u64, &mut out[..])).collect();
+            let (seen, mut shown) = (Mutex::new(vec![0; places.len()]), vec![0]);
+            let written = |index: usize, range: Range<usize>| lock(&seen)[index] += range.len();
+            bulk.read_many(ranges, &written, &mut |bytes| shown.push(bytes)).unwrap();
+            for (&(at, len), out) in places.iter().zip(&outs) {
+                assert!(*out == bytes[at..at + len], "way {way}, {len} bytes at {at} among others");
+            }
+            assert_eq!(seen.into_inner().unwrap(), places.map(|(_, len)| len));
+            assert!(shown.is_sorted() && shown[shown.len() - 1] == places.iter().map(|p| p.1 as u64).sum::<u64>());
+            let mut short = vec![0; 11];
+            let ranges = vec![(0, &mut outs[0][..]), (bytes.len() as u64 - 10, &mut short[..])];
+            let (index, error) = bulk.read_many(ranges, &|_, _| {}, &mut |_| {}).unwrap_err();
+            assert_eq!((index, error.kind()), (1, ErrorKind::UnexpectedEof), "way {way}");
             for (at, len) in [(bytes.len() - 10, 11), (0, bytes.len() + 1), (bytes.len() + 9000, 1)] {
                 let error = bulk.read(at as u64, &mut vec![0; len]).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "way {way}, {len} bytes at {at}: {error}");

@@ -57,6 +57,7 @@ mod tensors;
 mod verify;
 mod weights;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub use error::BundleError;
@@ -82,6 +83,21 @@ impl Reader<'_> {
     /// No such tensor, `out` of another length than the tensor, a file that has become shorter, or a failed read.
     pub fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), BundleError> {
         self.tensors.read_bulk(&self.bulk, name, out)
+    }
+
+    /// Copies the bytes of many tensors, all at once, which keeps the disk busier than one after the other. `written` gets
+    /// each piece, by its tensor's place in the list and its bytes, as soon as it is there, on any thread; `progress` the
+    /// bytes that are there so far.
+    ///
+    /// # Errors
+    /// As [`Reader::read_into`].
+    pub fn read_many(
+        &self,
+        tensors: Vec<(&str, &mut [u8])>,
+        written: &(dyn Fn(usize, Range<usize>) + Sync),
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BundleError> {
+        self.tensors.read_many(&self.bulk, tensors, written, progress)
     }
 
     /// The elements of an f32 tensor.

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,13 +193,36 @@ impl TensorFile {
 
     /// Reads a whole tensor in bulk; `out` has its length.
     pub(super) fn read_bulk(&self, bulk: &Bulk<'_>, name: &str, out: &mut [u8]) -> Result<(), BundleError> {
+        let entry = self.whole(name, out)?;
+        self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
+        bulk.read(entry.offset, out).map_err(|source| self.failed(source))
+    }
+
+    /// Reads whole tensors in bulk, all at once; each `out` has its tensor's length.
+    pub(super) fn read_many(
+        &self,
+        bulk: &Bulk<'_>,
+        tensors: Vec<(&str, &mut [u8])>,
+        written: &(dyn Fn(usize, Range<usize>) + Sync),
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), BundleError> {
+        let mut ranges = Vec::with_capacity(tensors.len());
+        for (name, out) in tensors {
+            ranges.push((self.whole(name, out)?.offset, out));
+        }
+        let bytes: usize = ranges.iter().map(|(_, out)| out.len()).sum();
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        bulk.read_many(ranges, written, progress).map_err(|(_, source)| self.failed(source))
+    }
+
+    /// The entry of a tensor that is as long as `out`.
+    fn whole(&self, name: &str, out: &[u8]) -> Result<&Entry, BundleError> {
         let entry = self.required(name)?;
         if entry.bytes != out.len() {
             let what = format!("{} bytes, but the buffer has {}", entry.bytes, out.len());
             return Err(BundleError::Tensor { name: name.to_owned(), what });
         }
-        self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
-        bulk.read(entry.offset, out).map_err(|source| self.failed(source))
+        Ok(entry)
     }
 
     /// A read that failed: the file's fault, or that of who cut it short.

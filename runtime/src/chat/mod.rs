@@ -176,6 +176,17 @@ impl Chat {
         let grids: Vec<[usize; 2]> = patches.iter().map(|p| p.grid).collect();
         self.model.reset();
         let positions = self.model.positions(&ids, &grids)?;
+        if !patches.is_empty() {
+            let mut going = ControlFlow::Continue(());
+            self.model.load_tower(&mut |progress| {
+                if let (Progress::Weights { done, total }, ControlFlow::Continue(())) = (progress, going) {
+                    going = event(Event::Tower { done, total });
+                }
+            })?;
+            if going.is_break() {
+                return Ok(None);
+            }
+        }
         let mut vision = Vec::new();
         for (index, (patches, tokens)) in patches.iter().zip(tokens).enumerate() {
             let rows =

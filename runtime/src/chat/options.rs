@@ -33,6 +33,13 @@ pub enum Event<'a> {
         /// How many.
         messages: usize,
     },
+    /// The vision tower is being loaded, for the first picture; bytes.
+    Tower {
+        /// Bytes that are in place.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
     /// A picture is being encoded. One that the conversation has had before is not encoded again.
     Patches {
         /// Its index among the pictures that are new.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use host_ops::{act, norm, rope};
 
 use super::error::ModelError;
+use super::hybrid::{self, Share};
 use super::layer::{Layer, MixerScratch};
 use super::probe::Tap;
 use super::profile::{Projection, Stage};
@@ -20,11 +21,11 @@ const WORTH_WARMING: Duration = Duration::from_micros(30);
 #[derive(Debug, Default)]
 pub(super) struct Token {
     hidden: Vec<f32>,
-    normed: Vec<f32>,
+    pub(super) normed: Vec<f32>,
     projected: Vec<f32>,
     mixed: Vec<f32>,
     /// What goes to `down`.
-    activated: Vec<f32>,
+    pub(super) activated: Vec<f32>,
     rope: rope::Table,
     scratch: MixerScratch,
     /// Parts of the head that have been handed over.
@@ -49,7 +50,7 @@ impl Text {
         self.rope.fill(&[[position; 3]], &mut token.rope);
         run.lap(Stage::Embedding, 0, started);
         for i in 0..self.layers.len() {
-            token.layer(run, &self.params, &self.shared, &mut self.layers, i)?;
+            token.layer(run, &self.params, &self.shared, &mut self.share, &mut self.layers, i)?;
         }
         self.last.copy_from_slice(&token.hidden);
         Ok(())
@@ -58,7 +59,7 @@ impl Text {
     /// Logits of the token that follows the last one: `[vocab]`.
     pub(super) fn logits(&mut self, run: &mut Run<'_>) -> Result<&[f32], ModelError> {
         let (params, shared, layer) = (&self.params, &self.shared, self.layers.len());
-        let Token { normed, parts, .. } = &mut self.token;
+        let Token { normed, .. } = &mut self.token;
         let d = params.hidden;
         let mut t = Instant::now();
         normed.resize(d, 0.0);
@@ -67,24 +68,50 @@ impl Text {
         t = run.lap(Stage::Norm, layer, t);
         shared.x.write_rows(run.pool, d, d, &normed[..d])?;
         run.lap(Stage::Write, layer, t);
-        // As many parts as a queue takes go out; then the logits of one are read while the others run.
-        let depth = run.kernels.in_flight();
-        let width = params.head_rows;
+        self.head_parts(run)?;
+        Ok(&self.logits[..self.params.vocab])
+    }
+
+    /// The parts of the head. As many as a queue takes go out; then the logits of one are read while the others run. The
+    /// host multiplies its own share meanwhile, if it has one.
+    pub(super) fn head_parts(&mut self, run: &mut Run<'_>) -> Result<(), ModelError> {
+        let Text { shared, layers, head, params, logits, share, .. } = self;
+        let Token { normed, parts, .. } = &mut self.token;
+        let (depth, width, layer) = (run.kernels.in_flight(), params.head_rows, layers.len());
+        let product = &mut share.head;
+        let own = head.len() - product.parts;
+        if product.parts > 0 {
+            let t = Instant::now();
+            product.set_x(&normed[..params.hidden]);
+            hybrid::took(run, Projection::Head, layer, product.parts, t);
+        }
+        let (step, end) = (product.step(), head.len() * width);
+        let (mut read, mut taken) = (0, own * width);
         parts.clear();
-        for j in 0..self.head.len() {
-            while parts.len() < self.head.len().min(j + depth) {
-                let part = parts.len();
-                let x = (&shared.x, 0);
-                let command = self.head[part].gemv(run.kernels, &shared.head, x, &shared.head_y[part])?;
+        while read < own || taken < end {
+            while parts.len() < own.min(read + depth) {
+                let (part, x) = (parts.len(), (&shared.x, 0));
+                let command = head[part].gemv(run.kernels, &shared.head, x, &shared.head_y[part])?;
                 parts.push(run.submit(command, Projection::Head, part)?);
             }
-            run.wait_as_ever(&parts[j])?;
-            t = Instant::now();
-            let logits = &mut self.logits[j * width..][..width];
-            shared.head_y[j].read_rows(run.pool, width, width, logits)?;
+            let next = parts.get(read).copied();
+            if taken < end && next.is_none_or(|next| !run.is_done(&next)) {
+                let t = Instant::now();
+                let (part, first) = (taken / width, taken % width);
+                let stop = (taken + step).min((part + 1) * width);
+                product.multiply(run.pool, head[part].weights(), first, &mut logits[taken..stop])?;
+                run.lap(Stage::Product, layer, t);
+                taken = stop;
+                continue;
+            }
+            let Some(next) = next else { break };
+            run.wait_as_ever(&next)?;
+            let t = Instant::now();
+            shared.head_y[read].read_rows(run.pool, width, width, &mut logits[read * width..][..width])?;
             run.lap(Stage::Read, layer, t);
+            read += 1;
         }
-        Ok(&self.logits[..params.vocab])
+        Ok(())
     }
 }
 
@@ -94,6 +121,7 @@ impl Token {
         run: &mut Run<'_>,
         params: &TextParams,
         shared: &Shared,
+        share: &mut Share,
         layers: &mut [Layer],
         index: usize,
     ) -> Result<(), ModelError> {
@@ -162,22 +190,46 @@ impl Token {
         let width = self.activated.len();
         shared.x.write_rows(pool, width, width, &self.activated)?;
         run.lap(Stage::Write, index, t);
-        let mut last = None;
-        for (s, (slice, y)) in layer.down.iter_mut().zip(&shared.down_y).enumerate() {
-            let command = slice.gemv(run.kernels, down, (&shared.x, s * down.record.k), y)?;
-            last = Some(run.submit(command, Projection::Down, index)?);
-        }
-        if let Some(last) = last {
-            run.wait_as_ever(&last)?;
-        }
+        self.down(run, shared, share, layer, index)?;
         t = Instant::now();
         run.probe.before(&self.hidden);
-        for y in &shared.down_y {
+        let own = shared.down_y.len() - share.down.parts;
+        for y in &shared.down_y[..own] {
             y.add_rows(pool, d, d, &mut self.hidden)?;
+        }
+        for place in 0..share.down.parts {
+            self.hidden.iter_mut().zip(share.down.slice(place)).for_each(|(h, y)| *h += y);
         }
         run.probe.difference(Tap::Mlp(index), d, &self.hidden);
         run.probe.tap(Tap::Output(index), d, &self.hidden);
         run.lap(Stage::Read, index, t);
+        Ok(())
+    }
+    /// The slices of `down`: the NPU's go out together, and the host multiplies its own share meanwhile.
+    pub(super) fn down(
+        &mut self,
+        run: &mut Run<'_>,
+        shared: &Shared,
+        share: &mut Share,
+        layer: &mut Layer,
+        index: usize,
+    ) -> Result<(), ModelError> {
+        let (down, product) = (&shared.down.1, &mut share.down);
+        let (k, own) = (down.record.k, layer.down.len() - product.parts);
+        let mut last = None;
+        for (s, (slice, y)) in layer.down[..own].iter_mut().zip(&shared.down_y).enumerate() {
+            let command = slice.gemv(run.kernels, down, (&shared.x, s * k), y)?;
+            last = Some(run.submit(command, Projection::Down, index)?);
+        }
+        for (place, slice) in layer.down[own..].iter().enumerate() {
+            let t = Instant::now();
+            product.set_x(&self.activated[(own + place) * k..][..k]);
+            product.multiply_slice(run.pool, slice.weights(), place)?;
+            hybrid::took(run, Projection::Down, index, 1, t);
+        }
+        if let Some(last) = last {
+            run.wait_as_ever(&last)?;
+        }
         Ok(())
     }
 }

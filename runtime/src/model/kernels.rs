@@ -1,6 +1,8 @@
 //! The kernels of a bundle on the device, by the keys of its manifest.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use super::error::ModelError;
 use super::options::{KvFormat, Progress};
@@ -18,6 +20,12 @@ impl Gemm {
     /// Rows that the longest stream takes.
     pub(super) fn max_rows(&self) -> usize {
         self.kernels.len() * self.record.m
+    }
+
+    /// The stream of one chunk.
+    pub(super) fn one_chunk(&self) -> Result<KernelId, ModelError> {
+        let none = || ModelError::Shape(format!("gemm `{}` has no stream", self.record.key));
+        self.kernels.first().copied().ok_or_else(none)
     }
 
     /// Elements that the streams of up to `chunks` chunks read of A.
@@ -199,6 +207,10 @@ pub(super) struct Uploader<'a> {
     /// What attention layers keep keys and values as.
     pub(super) kv: KvFormat,
     reader: Reader<'a>,
+    /// Tensors that are in place already.
+    known: BTreeMap<String, Weights>,
+    /// Tensors whose buffers are there and empty.
+    pending: Vec<(String, Weights)>,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(Progress),
@@ -213,18 +225,48 @@ impl<'a> Uploader<'a> {
         total: u64,
         progress: &'a mut dyn FnMut(Progress),
     ) -> Self {
-        Uploader { bundle, kernels, kv, reader: bundle.reader(), done: 0, total, progress }
+        let (known, pending) = (BTreeMap::new(), Vec::new());
+        Uploader { bundle, kernels, kv, reader: bundle.reader(), known, pending, done: 0, total, progress }
     }
 
+    /// Takes over tensors that somebody has uploaded already.
+    pub(super) fn take_over(&mut self, known: BTreeMap<String, Weights>) {
+        self.known.extend(known);
+    }
+
+    /// A weight, whose bytes come with [`Uploader::finish`].
     pub(super) fn linear(&mut self, name: &str) -> Result<Linear, ModelError> {
         // A missing tensor is found by reading it.
         let bytes = self.bundle.tensor_bytes(name).unwrap_or(1);
-        let weights = Weights::new(self.kernels.npu().device(), bytes, |out| -> Result<(), ModelError> {
-            Ok(self.reader.read_into(name, out)?)
-        })?;
-        self.done += bytes as u64;
-        (self.progress)(Progress::Weights { done: self.done, total: self.total });
+        if let Some(weights) = self.known.remove(name) {
+            self.done += bytes as u64;
+            return Ok(Linear::new(weights));
+        }
+        let weights = Weights::unfilled(self.kernels.npu().device(), bytes)?;
+        self.pending.push((name.to_owned(), weights.clone()));
         Ok(Linear::new(weights))
+    }
+
+    /// Reads all weights, and writes each piece back to memory as soon as it is read.
+    pub(super) fn finish(&mut self) -> Result<(), ModelError> {
+        let Uploader { reader, pending, done, total, progress, .. } = self;
+        let waiting: u64 = pending.iter().map(|(_, weights)| weights.len() as u64).sum();
+        let (done, total) = (*done, (*total).max(*done + waiting));
+        progress(Progress::Weights { done, total });
+        let mut places = pending.iter().map(|(_, weights)| weights.fill()).collect::<Result<Vec<_>, _>>()?;
+        let tensors = pending.iter().zip(&mut places).map(|((name, _), place)| (name.as_str(), &mut place[..]));
+        let failed = Mutex::new(None);
+        let flush = |index: usize, range: Range<usize>| {
+            if let Some(Err(error)) = pending.get(index).map(|(_, weights)| weights.flush(range)) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        };
+        reader.read_many(tensors.collect(), &flush, &mut |bytes| {
+            progress(Progress::Weights { done: done + bytes, total });
+        })?;
+        drop(places);
+        pending.clear();
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |error| Err(error.into()))
     }
 
     pub(super) fn f32s(&self, name: &str) -> Result<Vec<f32>, ModelError> {

@@ -8,6 +8,7 @@ mod decode;
 mod embedding;
 mod error;
 mod head;
+mod hybrid;
 mod keep;
 mod kernels;
 mod layer;
@@ -28,10 +29,13 @@ mod state;
 mod text;
 mod tower;
 mod trace;
+mod trial;
 mod vision;
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use host_ops::image::Patches;
 use host_ops::pool::Pool;
@@ -39,7 +43,7 @@ use host_ops::pool::Pool;
 pub use error::ModelError;
 pub use layer::LayerState;
 pub use lookup::{Guesses, Speculate, Speculator};
-pub use options::{KvFormat, LoadOptions, Progress};
+pub use options::{Fallback, Hybrid, KvFormat, LoadOptions, Progress};
 pub use positions::{Positions, positions};
 pub use probe::{Tap, Watch};
 pub use profile::{Asked, Part, Profile, Projection, Stage};
@@ -86,6 +90,7 @@ pub struct Model {
     recorder: Recorder,
     max_ctx: usize,
     max_piece: usize,
+    fallback: Option<Fallback>,
     len: usize,
     next_position: u32,
     /// No other model of the process has it.
@@ -107,33 +112,65 @@ impl Model {
         options: &LoadOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
-        let mut kernels = Kernels::new(npu, options.commands_in_flight, options.deadline);
-        kernels.set_spin(options.spin);
+        let mut in_flight = options.commands_in_flight.clamp(1, 4);
+        let mut spin = options.spin;
+        let mut kernels = Kernels::new(npu.clone(), in_flight, options.deadline);
         let wanted = bundle.manifest.vision.clone().filter(|_| options.vision);
-        let table = Table::load(&bundle, wanted.is_some(), &mut kernels, progress)?;
+        let mut table = Table::load(&bundle, wanted.is_some(), &mut kernels, progress)?;
+        let (mut fallback, mut known) = (None, BTreeMap::new());
+        if options.trial && (in_flight > 1 || !spin.is_zero()) {
+            let tried = trial::run(&bundle, &table, &mut kernels, spin)?;
+            (fallback, known) = (tried.fallback, tried.weights);
+        }
+        if let Some(why) = fallback {
+            progress(Progress::Fallback(why));
+            (in_flight, spin) = (1, Duration::ZERO);
+            // Whatever has become of the contexts: they end, and others are made.
+            drop(kernels);
+            kernels = Kernels::new(npu, in_flight, options.deadline);
+            table = Table::load(&bundle, wanted.is_some(), &mut kernels, progress)?;
+        }
+        kernels.set_spin(spin);
         let kv = options.kv.unwrap_or(match bundle.manifest.text.format {
             WeightFormat::F32 => KvFormat::F32,
             _ => KvFormat::Half,
         });
         let mut up = Uploader::new(&bundle, &kernels, kv, text_bytes(&bundle), progress);
-        let text = Text::load(&table, &mut up, options.commands_in_flight.clamp(1, 4))?;
+        up.take_over(known);
+        let text = Text::load(&table, &mut up, in_flight)?;
         let sight = wanted.map(|params| Sight::new(params, &table)).transpose()?;
-        Ok(Model {
+        let mut model = Model {
             kernels,
             text,
             sight,
             bundle,
             pool: Pool::new(options.threads),
             probe: Probe::default(),
-            recorder: Recorder::new(options.spin),
+            recorder: Recorder::new(spin),
             max_ctx: options.max_ctx,
             max_piece: usize::MAX,
+            fallback,
             len: 0,
             next_position: 0,
             id: MODELS.fetch_add(1, Ordering::Relaxed),
             run: None,
             base: Vec::new(),
-        })
+        };
+        let Model { kernels, text, pool, probe, recorder, .. } = &mut model;
+        text.tune(&mut Run { kernels, pool, recorder, probe }, options.hybrid)?;
+        Ok(model)
+    }
+
+    /// Why commands go one at a time though they were to go together; `None` where they go as they were to.
+    #[must_use]
+    pub fn fallback(&self) -> Option<Fallback> {
+        self.fallback
+    }
+
+    /// Parts of the head, and slices of each layer's `down`, that the host multiplies itself.
+    #[must_use]
+    pub fn shared(&self) -> (usize, usize) {
+        (self.text.share.head.parts, self.text.share.down.parts)
     }
 
     /// The bundle that was loaded.
@@ -242,6 +279,17 @@ impl Model {
         Ok(patches.grid[0] * patches.grid[1] / params.merged())
     }
 
+    /// Loads the vision tower, unless it is there. The first picture would do so, too; here `progress` hears of the
+    /// [`Progress::Weights`].
+    ///
+    /// # Errors
+    /// What the bundle lacks or the device refuses, and no tower.
+    pub fn load_tower(&mut self, progress: &mut dyn FnMut(Progress)) -> Result<(), ModelError> {
+        self.kernels.usable()?;
+        let Model { kernels, sight, bundle, .. } = self;
+        sight.as_mut().ok_or(ModelError::NoVision)?.loaded(bundle, kernels, progress).map(|_| ())
+    }
+
     /// The tower's rows for a picture: `[tokens, D]`. The first picture loads the tower.
     ///
     /// # Errors
@@ -263,7 +311,7 @@ impl Model {
     ) -> Result<Option<Vec<f32>>, ModelError> {
         self.kernels.usable()?;
         let Model { kernels, sight, bundle, pool, probe, recorder, .. } = self;
-        let vision = sight.as_mut().ok_or(ModelError::NoVision)?.loaded(bundle, kernels)?;
+        let vision = sight.as_mut().ok_or(ModelError::NoVision)?.loaded(bundle, kernels, &mut |_| {})?;
         vision.encode(&mut Run { kernels, pool, recorder, probe }, patches, progress)
     }
 

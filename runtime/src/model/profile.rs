@@ -11,7 +11,7 @@ pub enum Part {
     Mixer,
     /// Conversions into and out of buffers, with their cache lines.
     Transfer,
-    /// Submitting commands and waiting for them.
+    /// Submitting commands and waiting for them, and what the host multiplies in their place.
     Npu,
 }
 
@@ -52,6 +52,8 @@ pub enum Stage {
     Read,
     /// Bringing a layer's state into the cache while the NPU works.
     Warm,
+    /// Multiplying parts that the NPU is spared.
+    Product,
     /// Handing commands over.
     Submit,
     /// Waiting for them with nothing else to do.
@@ -60,7 +62,7 @@ pub enum Stage {
 
 impl Stage {
     /// All of them, in the order of a report.
-    pub const ALL: [Stage; 11] = [
+    pub const ALL: [Stage; 12] = [
         Stage::Embedding,
         Stage::Norm,
         Stage::DeltaNet,
@@ -70,6 +72,7 @@ impl Stage {
         Stage::Write,
         Stage::Read,
         Stage::Warm,
+        Stage::Product,
         Stage::Submit,
         Stage::Wait,
     ];
@@ -87,6 +90,7 @@ impl Stage {
             Stage::Write => "write",
             Stage::Read => "read",
             Stage::Warm => "warm up",
+            Stage::Product => "host products",
             Stage::Submit => "submit",
             Stage::Wait => "wait",
         }
@@ -101,7 +105,7 @@ impl Stage {
                 Part::Mixer
             }
             Stage::Write | Stage::Read => Part::Transfer,
-            Stage::Submit | Stage::Wait => Part::Npu,
+            Stage::Product | Stage::Submit | Stage::Wait => Part::Npu,
         }
     }
 }
@@ -177,6 +181,8 @@ impl Projection {
 pub struct Asked {
     /// Commands.
     pub commands: u64,
+    /// Parts that the host has multiplied in the place of a command.
+    pub taken: u64,
     /// Time that the host waited for them with nothing else to do.
     pub waited: Duration,
 }
@@ -231,6 +237,7 @@ impl Profile {
         }
         for (now, then) in out.projections.iter_mut().zip(&earlier.projections) {
             now.commands -= then.commands;
+            now.taken -= then.taken;
             now.waited = now.waited.saturating_sub(then.waited);
         }
         out.in_flight = out.in_flight.saturating_sub(earlier.in_flight);

@@ -64,7 +64,8 @@ fn missing(kind: LayerKind) -> ModelError {
     ModelError::Shape(format!("there is no kernel `{}`", kind.key()))
 }
 
-fn element(params: &TextParams) -> Element {
+/// What activation buffers of the text model hold.
+pub(super) fn element(params: &TextParams) -> Element {
     match params.format {
         WeightFormat::F32 => Element::F32,
         _ => Element::Bf16,

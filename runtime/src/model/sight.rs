@@ -2,7 +2,7 @@
 
 use super::error::ModelError;
 use super::kernels::{Table, Uploader};
-use super::options::KvFormat;
+use super::options::{KvFormat, Progress};
 use super::vision::{Projections, Vision};
 use crate::bundle::{Bundle, VisionParams};
 use crate::npu::Kernels;
@@ -21,14 +21,18 @@ impl Sight {
         Ok(Sight { params, projections: Projections::of(table)?, vision: None })
     }
 
-    /// The tower on the device.
-    pub(super) fn loaded(&mut self, bundle: &Bundle, kernels: &Kernels) -> Result<&mut Vision, ModelError> {
+    /// The tower on the device. `progress` hears of it if it is loaded now.
+    pub(super) fn loaded(
+        &mut self,
+        bundle: &Bundle,
+        kernels: &Kernels,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<&mut Vision, ModelError> {
         let vision = match self.vision.take() {
             Some(vision) => vision,
             None => {
-                let mut unseen = |_| {};
                 // The tower keeps no keys and values.
-                let mut up = Uploader::new(bundle, kernels, KvFormat::F32, 0, &mut unseen);
+                let mut up = Uploader::new(bundle, kernels, KvFormat::F32, 0, progress);
                 Vision::load(&self.params, self.projections.clone(), &mut up)?
             }
         };

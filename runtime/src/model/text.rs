@@ -13,6 +13,7 @@ use super::decode::Token;
 use super::embedding::Embedding;
 use super::error::ModelError;
 use super::head::WideHead;
+use super::hybrid::Share;
 use super::kernels::{Linear, Table, Uploader};
 use super::layer::Layer;
 use super::prefill::Prefill;
@@ -33,6 +34,7 @@ pub(super) struct Text {
     pub(super) shared: Shared,
     pub(super) prefill: Prefill,
     pub(super) token: Token,
+    pub(super) share: Share,
     /// Output of the last layer for the last token.
     pub(super) last: Vec<f32>,
     pub(super) logits: Vec<f32>,
@@ -47,8 +49,10 @@ impl Text {
         let embedding = Embedding::new(params.format.packing(), &params)?;
         let layers = (0..params.layers.len()).map(|i| Layer::load(&params, i, up)).collect::<Result<Vec<_>, _>>()?;
         let head = (0..params.head_parts).map(|j| up.linear(&format!("head{j}"))).collect::<Result<Vec<_>, _>>()?;
+        up.finish()?;
         let (shared, lane) = Shared::new(&params, table, up)?;
         shared.verify(&params, &layers)?;
+        let share = Share::new(params.format.packing(), &params, &shared)?;
         let prefill = Prefill::new(&shared, lane, in_flight);
         Ok(Text {
             layers,
@@ -60,6 +64,7 @@ impl Text {
             shared,
             prefill,
             token: Token::default(),
+            share,
             last: vec![0.0; params.hidden],
             logits: vec![0.0; params.head_parts * params.head_rows],
             run_logits: Vec::new(),

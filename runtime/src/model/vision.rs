@@ -197,6 +197,7 @@ impl Vision {
             .collect::<Result<Vec<_>, ModelError>>()?;
         let m1 = Weight::load(up, "vis.m1", Some(params.merger_slices))?;
         let m2 = Weight::load(up, "vis.m2", Some(params.merger_slices))?;
+        up.finish()?;
         let element = match params.format {
             WeightFormat::F32 => Element::F32,
             _ => Element::Bf16,

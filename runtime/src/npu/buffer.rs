@@ -40,8 +40,8 @@ impl Element {
 /// Brings a row of sums up to date and makes another of it.
 type MakeRow<'a> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'a;
 
-/// Bytes that the NPU only reads: packed weights.
-#[derive(Debug)]
+/// Bytes that the NPU only reads: packed weights. A copy is another handle to the same buffer.
+#[derive(Clone, Debug)]
 pub struct Weights {
     bo: Arc<SharedBo>,
 }
@@ -63,6 +63,42 @@ impl Weights {
         });
         filled?;
         Ok(Weights { bo: SharedBo::new(bo.map_err(NpuError::from)?) })
+    }
+
+    /// A buffer of `bytes` that is filled later, by [`Weights::fill`], before a command reads it.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn unfilled(device: &Arc<Device>, bytes: usize) -> Result<Weights, NpuError> {
+        Ok(Weights { bo: SharedBo::new(Bo::unwritten(device, bytes)?) })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bo.size()
+    }
+
+    /// Whether there are none, which no driver grants.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, to be written. [`Weights::flush`] what has been.
+    ///
+    /// # Errors
+    /// A command in flight that reads it.
+    pub fn fill(&self) -> Result<HostWrite<'_>, NpuError> {
+        Ok(self.bo.write()?)
+    }
+
+    /// Writes a range of bytes back to memory.
+    ///
+    /// # Errors
+    /// A range past the end; a process that has forked.
+    pub fn flush(&self, range: Range<usize>) -> Result<(), NpuError> {
+        Ok(self.bo.flush(range)?)
     }
 
     /// All of it, to be read.

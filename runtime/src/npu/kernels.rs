@@ -156,6 +156,18 @@ impl Kernels {
         Ok(CommandId(self.commands.len() - 1))
     }
 
+    /// A mark of the commands that are bound by now, for [`Kernels::forget_since`].
+    #[must_use]
+    pub fn mark(&self) -> CommandId {
+        CommandId(self.commands.len())
+    }
+
+    /// Lets go of the commands that were bound after the mark, and with them of their buffers. Those that are in flight
+    /// stay with their queues until they have ended. Their ids mean nothing any more.
+    pub fn forget_since(&mut self, mark: CommandId) {
+        self.commands.truncate(mark.0);
+    }
+
     /// Submits a command and returns before it has finished. It must not depend on commands of other contexts that are in
     /// flight. If it is in flight itself, or its context has no room, what stands in its way is waited for.
     ///

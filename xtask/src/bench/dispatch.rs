@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use npu_model::{Clock, Counts, Timing};
+use runtime::model::Hybrid;
 
 use super::host::GRID;
 use super::ours::{self, Lines, Place};
@@ -15,6 +16,8 @@ use crate::synth::Sample;
 /// Serial hops to the device of one token: four a layer, and the head.
 pub(super) const HOPS: f64 = 97.0;
 
+/// With the host's share.
+const HYBRID: &str = "token at 1024 with --hybrid";
 pub(super) const EMPTY: &str = "an empty command";
 pub(super) const COMMANDS: &str = "commands a token";
 pub(super) const IOCTLS: &str = "ioctls a token";
@@ -58,6 +61,10 @@ pub(super) fn run(bench: &mut Bench) {
         match ours::text(Place::Here(Some(timing)), &bundle, ctx, context, tokens) {
             Ok(lines) => own_token(bench, &lines, &note),
             Err(why) => bench.gap(TOKEN, why),
+        }
+        match ours::shared_text(Place::Here(Some(timing)), &bundle, ctx, context, tokens, Hybrid::Measured) {
+            Ok(lines) => hybrid_token(bench, &lines),
+            Err(why) => bench.gap(HYBRID, why),
         }
         match ours::text(Place::Here(Some(timing)), &bundle, ctx, prompt, 0) {
             Ok(lines) => {
@@ -138,6 +145,23 @@ fn own_token(bench: &mut Bench, lines: &Lines, note: &str) {
     ] {
         bench.report.row("dispatch", name, unit).ours.extend(lines.median(from));
     }
+}
+
+/// The same where the host takes a share. The device has a bandwidth of its own there, as an NPU that draws half of the
+/// memory's has; what is taken from it the host has to bring.
+fn hybrid_token(bench: &mut Bench, lines: &Lines) {
+    let share = |of: &str| lines.median(of).unwrap_or(0.0);
+    let plain = bench.report.find("dispatch", TOKEN).and_then(|row| row.ours());
+    let row = bench.report.row("dispatch", HYBRID, "ms");
+    row.ours.extend(ms(lines.median("token.total")));
+    row.bound = plain.map(|plain| (plain, "without".to_owned()));
+    row.note = format!(
+        "the host takes {} parts of the head and {} slices of each down, as measured at load",
+        share("share.head"),
+        share("share.down")
+    );
+    let row = bench.report.row("dispatch", "commands a token with --hybrid", "packets");
+    row.ours.extend(lines.median("token.packets"));
 }
 
 fn peer(bench: &mut Bench, bundle: &Path, timing: Timing, round: usize) {

@@ -11,7 +11,7 @@ use runtime::LoadOptions;
 use runtime::bundle::{Bundle, Manifest};
 use runtime::export::{ExportError, write_kernels};
 use runtime::image::Rgb;
-use runtime::model::{Input, Model, Part, Profile};
+use runtime::model::{Hybrid, Input, Model, Part, Profile};
 use runtime::npu::{Buffer, Element, Kernels, Npu};
 use runtime::xclbin::Xclbin;
 
@@ -80,12 +80,12 @@ pub(super) fn loaded(
     ctx: usize,
 ) -> Result<(Model, Option<std::sync::Arc<Device>>), String> {
     let (npu, device) = open(place)?;
-    Ok((load_model(npu, bundle, ctx, false)?, device))
+    Ok((load_model(npu, bundle, ctx, false, Hybrid::Off)?, device))
 }
 
-fn load_model(npu: Npu, bundle: &Path, ctx: usize, vision: bool) -> Result<Model, String> {
+fn load_model(npu: Npu, bundle: &Path, ctx: usize, vision: bool, hybrid: Hybrid) -> Result<Model, String> {
     let bundle = Bundle::open(bundle).map_err(|error| error.to_string())?;
-    let options = LoadOptions { max_ctx: ctx, vision, ..LoadOptions::default() };
+    let options = LoadOptions { max_ctx: ctx, vision, hybrid, ..LoadOptions::default() };
     Model::load(bundle, npu, &options, &mut |_| {}).map_err(|error| error.to_string())
 }
 
@@ -152,10 +152,25 @@ impl<'a> Watch<'a> {
 
 /// A prompt, then tokens.
 pub(super) fn text(place: Place, bundle: &Path, ctx: usize, prompt: usize, tokens: usize) -> Result<Lines, String> {
+    shared_text(place, bundle, ctx, prompt, tokens, Hybrid::Off)
+}
+
+/// As [`text`], with a share of the products for the host.
+pub(super) fn shared_text(
+    place: Place,
+    bundle: &Path,
+    ctx: usize,
+    prompt: usize,
+    tokens: usize,
+    hybrid: Hybrid,
+) -> Result<Lines, String> {
     let words = |error: runtime::model::ModelError| error.to_string();
     let (npu, device) = open(place)?;
-    let mut model = load_model(npu, bundle, ctx, false)?;
+    let mut model = load_model(npu, bundle, ctx, false, hybrid)?;
     let mut lines = Lines::default();
+    let (head, down) = model.shared();
+    lines.say("share.head", head as f64);
+    lines.say("share.down", down as f64);
     let ids: Vec<u32> = (0..prompt).map(id).collect();
     let positions = model.positions(&ids, &[]).map_err(words)?;
     let input = Input { ids: &ids, positions: &positions, vision: &[] };
@@ -176,7 +191,7 @@ pub(super) fn text(place: Place, bundle: &Path, ctx: usize, prompt: usize, token
 pub(super) fn picture(place: Place, bundle: &Path, [rows, columns]: [usize; 2]) -> Result<Lines, String> {
     let words = |error: runtime::model::ModelError| error.to_string();
     let (npu, device) = open(place)?;
-    let mut model = load_model(npu, bundle, 512, true)?;
+    let mut model = load_model(npu, bundle, 512, true, Hybrid::Off)?;
     let prepared = |model: &Model, [rows, columns]: [usize; 2]| {
         let (width, height) = (16 * columns, 16 * rows);
         let data = (0..width * height * 3).map(|i| (i * i / 7 % 251) as u8).collect();

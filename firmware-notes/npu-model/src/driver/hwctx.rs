@@ -15,12 +15,15 @@ use super::handles::Handles;
 use super::packet::{self, Converted, state};
 use super::space::{DevRange, Held, Space};
 use super::{Device, locked};
-use crate::config::DriverVersion;
+use crate::config::{Beside, DriverVersion};
 use crate::firmware::{Chain, ChainStatus, Feature, Reply, status};
 use crate::timing::Timeline;
 
 /// The health record that a timeout leaves behind the packet's header: version 1, of an AIE2, operation not known.
 pub(super) const HEALTH_WORDS: [u32; 8] = [1, 0, u32::MAX, 0, 0, 0, 0, 0];
+
+/// By how much commands begin later on a device that does not bear them beside each other.
+const LATER: Duration = Duration::from_millis(2);
 
 /// Ends of commands that are kept: more than can be in flight.
 const DUES: usize = 4 * MAX_COMMANDS;
@@ -34,6 +37,8 @@ pub(super) struct Job {
     fence: Arc<Fence>,
     /// When it was handed over, in timing mode.
     submitted: i64,
+    /// Others of this context were in flight then.
+    beside: bool,
 }
 
 /// A unit as configured.
@@ -175,7 +180,8 @@ impl Hwctx {
             bo.add_fence(&fence);
         }
         self.device.hub.change(|| self.syncobj.add_point(seq, vec![Arc::clone(&fence)]));
-        queue.jobs.push_back(Job { seq, command, args, fence, submitted });
+        let beside = queue.outstanding > 1;
+        queue.jobs.push_back(Job { seq, command, args, fence, submitted, beside });
         drop(queue);
         self.changed.notify_all();
         Ok(seq)
@@ -357,6 +363,13 @@ impl Hwctx {
             self.abort(&job, &converted);
             return self.finish(job, true);
         }
+        let fault = locked(&self.device.faults).beside;
+        if let Some(fault) = fault {
+            std::thread::sleep(LATER);
+            if job.beside {
+                return self.misbehave(job, &converted, fault);
+            }
+        }
         self.device.stats.update(|counts| counts.packets += 1);
         self.device.touch();
         let buffer = self.fill_command_buffer(job.seq, &converted.slots);
@@ -377,6 +390,22 @@ impl Hwctx {
                 self.finish(job, failed);
             }
             Reply::Silence { index } => self.hang(job, &converted, index),
+        }
+    }
+
+    /// What a command comes to that is not borne beside others.
+    fn misbehave(&self, job: Job, converted: &Converted, fault: Beside) {
+        match fault {
+            Beside::Dropped => {
+                Self::set_state(&job, state::COMPLETED);
+                self.finish(job, false);
+            }
+            Beside::Failed => {
+                let status = status::APP_ERROR;
+                self.answer(&job, converted, ChainStatus { status, fail_index: 0, fail_status: status });
+                self.finish(job, true);
+            }
+            Beside::Hung => self.hang(job, converted, 0),
         }
     }
 
