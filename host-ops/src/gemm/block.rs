@@ -188,8 +188,8 @@ mod x86 {
         let (mut sums, mut scale) = (*acc, [plain; G]);
         let (least, span) = (exponent(90 << 23), exponent(50 << 23));
         let mut outside = exponent(0);
-        for g in 0..G {
-            sums[g] = turned(sums[g]);
+        for sum in &mut sums {
+            *sum = turned(*sum);
         }
         for (i, x) in x.iter().enumerate() {
             for atoms in &atoms {

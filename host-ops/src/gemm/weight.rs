@@ -77,7 +77,7 @@ impl Weight {
     fn block(&self, packed: &[u8], x: &[f32], first: usize, y: &mut [f32]) {
         match self {
             Weight::Rows(rows) => {
-                let start = rows.block_offset(first, 0);
+                let start = rows.piece_offset(first, 0);
                 let bytes = rows.format().bytes(y.len() * rows.k());
                 gemv_rows(rows.format(), &packed[start..start + bytes], x, y);
             }

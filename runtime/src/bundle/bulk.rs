@@ -255,7 +255,7 @@ mod tests {
             }
             assert_eq!(seen.into_inner().unwrap(), places.map(|(_, len)| len));
             assert!(shown.is_sorted() && shown[shown.len() - 1] == places.iter().map(|p| p.1 as u64).sum::<u64>());
-            let mut short = vec![0; 11];
+            let mut short = [0; 11];
             let ranges = vec![(0, &mut outs[0][..]), (bytes.len() as u64 - 10, &mut short[..])];
             let (index, error) = bulk.read_many(ranges, &|_, _| {}, &mut |_| {}).unwrap_err();
             assert_eq!((index, error.kind()), (1, ErrorKind::UnexpectedEof), "way {way}");
