@@ -219,6 +219,9 @@ fn look(
     for span in spans.iter().filter(|span| span.at >= held) {
         let Some(look) = looks.get_mut(&span.hash) else { continue };
         let Some(patches) = &look.patches else { continue };
+        if index == 0 && super::tower(model, event)?.is_break() {
+            return Ok(false);
+        }
         let rows = model.encode_with(patches, &mut |done, total| event(Event::Patches { index, done, total }))?;
         let Some(rows) = rows else { return Ok(false) };
         (look.rows, look.patches) = (rows, None);

@@ -176,16 +176,8 @@ impl Chat {
         let grids: Vec<[usize; 2]> = patches.iter().map(|p| p.grid).collect();
         self.model.reset();
         let positions = self.model.positions(&ids, &grids)?;
-        if !patches.is_empty() {
-            let mut going = ControlFlow::Continue(());
-            self.model.load_tower(&mut |progress| {
-                if let (Progress::Weights { done, total }, ControlFlow::Continue(())) = (progress, going) {
-                    going = event(Event::Tower { done, total });
-                }
-            })?;
-            if going.is_break() {
-                return Ok(None);
-            }
+        if !patches.is_empty() && tower(&mut self.model, event)?.is_break() {
+            return Ok(None);
         }
         let mut vision = Vec::new();
         for (index, (patches, tokens)) in patches.iter().zip(tokens).enumerate() {
@@ -254,4 +246,15 @@ impl Chat {
     pub fn prepare(&self, image: &Rgb) -> Result<host_ops::image::Patches, ChatError> {
         Ok(self.model.prepare(image)?)
     }
+}
+
+/// Loads the vision tower, unless it is there.
+fn tower(model: &mut Model, event: &mut writer::Listener<'_>) -> Result<ControlFlow<()>, ChatError> {
+    let mut going = ControlFlow::Continue(());
+    model.load_tower(&mut |progress| {
+        if let (Progress::Weights { done, total }, ControlFlow::Continue(())) = (progress, going) {
+            going = event(Event::Tower { done, total });
+        }
+    })?;
+    Ok(going)
 }
