@@ -13,6 +13,7 @@
 //! meanwhile. The *virtual* one ends them at once, and its time is the device's alone: it moves on where a client waits,
 //! as if all that the host does took no time.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
@@ -93,10 +94,18 @@ fn monotonic() -> i64 {
     time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)
 }
 
-/// The timer's slack of this thread as small as it goes.
-pub(crate) fn sharpen_timers() {
-    // Without it sleeps are longer by 50 us.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+/// This thread plays the device, which needs no processor: it takes one from the client's threads at once when its time
+/// has come, as far as the system lets it.
+pub(crate) fn take_precedence() {
+    thread_local! {
+        static DONE: Cell<bool> = const { Cell::new(false) };
+    }
+    if !DONE.replace(true) {
+        // Without it sleeps are longer by 50 us.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        // Without it a client that keeps all cores busy holds its own NPU up by a scheduler's slice or two a command.
+        let _ = rustix::process::setpriority_process(None, -20);
+    }
 }
 
 /// When the array is free, and what is known of streams.
@@ -203,7 +212,7 @@ impl Timeline {
         if !self.is_real() {
             return;
         }
-        sharpen_timers();
+        take_precedence();
         loop {
             let left = due - monotonic();
             if left <= 0 {
