@@ -4,10 +4,11 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use super::Chat;
-use super::ask::{Ask, Thinking};
+use super::ask::{Ask, Hold, Thinking};
 use super::encoding::Shown;
 use super::error::ChatError;
 use super::generate::{Limits, Speaker, generate};
+use super::grammar::{Constraint, Grammars};
 use super::machine::Machine;
 use super::message::Message;
 use super::options::{Event, Outcome, Stop, Timing};
@@ -61,6 +62,7 @@ impl Chat {
         event: &mut Listener<'_>,
     ) -> Result<Outcome, ChatError> {
         ask.check(self.model.bundle().manifest.text.vocab)?;
+        let constraint = self.constraint(ask)?;
         let before = (self.model.profile(), self.model.counters());
         let mut outcome = Outcome::default();
         // No command fails of an error that the array raises, so it has to be asked for; what was there before is none of
@@ -70,7 +72,7 @@ impl Chat {
             let flow = event(e);
             if ask.is_cancelled() { ControlFlow::Break(()) } else { flow }
         };
-        self.respond(session, ask, &mut event, &mut outcome)?;
+        self.respond(session, ask, constraint, &mut event, &mut outcome)?;
         if let Some(error) = self.model.npu().array_error().filter(|error| Some(error.ts_us) != known.map(|k| k.ts_us))
         {
             // Whatever was computed meanwhile may be wrong.
@@ -100,6 +102,7 @@ impl Chat {
         &mut self,
         session: &mut Session,
         ask: &Ask<'_>,
+        constraint: Option<Constraint>,
         event: &mut Listener<'_>,
         outcome: &mut Outcome,
     ) -> Result<(), ChatError> {
@@ -142,12 +145,13 @@ impl Chat {
         }
         outcome.answered = true;
         sampler.begin(&plan.tokens.ids);
-        let mut writer = Writer::new(tokenizer, sampler, ask, calls, outcome, event)?;
+        let mut writer = Writer::new(tokenizer, sampler, ask, calls, constraint, outcome, event)?;
         let first = writer.choose(seat.logits()?)?;
         let prefill = started.elapsed();
         let started = Instant::now();
         // Guesses are chosen before they are taken: only where choosing does not look at what was.
-        let plain = ask.sampling == Sampling::default() && !matches!(ask.thinking, Thinking::Budget(_));
+        let free = matches!(ask.hold, Hold::Free) && !matches!(ask.thinking, Thinking::Budget(_));
+        let plain = ask.sampling == Sampling::default() && free;
         let mut none = Speculator::new(Speculate::Off, &[]);
         let speculator = if plain { speculator } else { &mut none };
         let before = speculator.guesses();
@@ -168,6 +172,22 @@ impl Chat {
             ..outcome.timing
         };
         Ok(())
+    }
+
+    /// What an answer is held to, if to anything.
+    fn constraint(&mut self, ask: &Ask<'_>) -> Result<Option<Constraint>, ChatError> {
+        if matches!(ask.hold, Hold::Free) {
+            return Ok(None);
+        }
+        let grammars = match &self.grammars {
+            Some(grammars) => grammars,
+            None => {
+                let stop = self.stop.first().copied().unwrap_or(u32::MAX);
+                let vocab = self.model.bundle().manifest.text.vocab;
+                self.grammars.insert(Grammars::new(&self.tokenizer, vocab, stop)?)
+            }
+        };
+        Ok(ask.constraint(grammars)?)
     }
 
     /// The prompt of a conversation. Pictures that are new to it are prepared, and not encoded yet.

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::Value;
+
 use super::error::ChatError;
+use super::grammar::{Constraint, GrammarError, Grammars, ToolChoice};
 use super::sampler::Sampling;
 use super::stops::{LoopLimits, StopStream};
 use super::tools::Tools;
@@ -42,6 +45,20 @@ impl Overflow {
     pub(super) fn drops(self) -> bool {
         self == Overflow::DropOldest
     }
+}
+
+/// What an answer is held to, token by token. Reasoning is free.
+#[derive(Clone, Debug, Default)]
+pub enum Hold<'a> {
+    /// Nothing.
+    #[default]
+    Free,
+    /// Calls of the functions in [`Ask::tools`] fit their definitions.
+    Calls(ToolChoice),
+    /// It is JSON that fits this schema.
+    Schema(&'a Value),
+    /// It is a JSON object.
+    Object,
 }
 
 /// Ends an answer from elsewhere: another thread, a signal handler. A copy is the same handle.
@@ -87,6 +104,8 @@ pub struct Ask<'a> {
     pub loop_limits: LoopLimits,
     /// Functions that the model may call.
     pub tools: Option<&'a Tools>,
+    /// What it is held to.
+    pub hold: Hold<'a>,
     /// What happens when the conversation outgrows the context.
     pub overflow: Overflow,
     /// Control tokens that are written out in messages become those tokens. Only for texts that one wrote oneself.
@@ -104,6 +123,7 @@ impl Default for Ask<'_> {
             stop: &[],
             loop_limits: LoopLimits::default(),
             tools: None,
+            hold: Hold::Free,
             overflow: Overflow::Refuse,
             raw: false,
             cancel: None,
@@ -123,6 +143,17 @@ impl Ask<'_> {
         self.sampling.check(vocab)?;
         StopStream::new(self.stop.to_vec())?;
         Ok(())
+    }
+
+    /// What it is held to, if to anything.
+    pub(super) fn constraint(&self, grammars: &Grammars) -> Result<Option<Constraint>, GrammarError> {
+        let none = Tools::default();
+        Ok(match &self.hold {
+            Hold::Free => None,
+            Hold::Calls(choice) => Some(grammars.tool_calls(self.tools.unwrap_or(&none), choice)?),
+            Hold::Schema(schema) => Some(grammars.json_schema(schema)?),
+            Hold::Object => Some(grammars.json_object()?),
+        })
     }
 
     pub(super) fn is_cancelled(&self) -> bool {

@@ -4,6 +4,7 @@ use crate::bundle::BundleError;
 use crate::model::ModelError;
 use crate::npu::NpuError;
 
+use super::grammar::GrammarError;
 use super::sampler::SamplingError;
 use super::stops::StopError;
 use super::template::TemplateError;
@@ -30,6 +31,9 @@ pub enum ChatError {
     /// How tokens are to be chosen makes no sense, or the model gives nothing to choose from.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// An answer cannot be held to what was asked for.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// Stop strings that make no sense.
     #[error(transparent)]
     Stops(#[from] StopError),

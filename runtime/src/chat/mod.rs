@@ -32,7 +32,7 @@ mod writer;
 
 use std::ops::ControlFlow;
 
-pub use ask::{Ask, Cancel, Overflow, Thinking};
+pub use ask::{Ask, Cancel, Hold, Overflow, Thinking};
 pub use error::ChatError;
 pub use grammar::{Constraint, GrammarError, Grammars, ToolChoice};
 pub use guard::{ControlTokens, Rendered};
@@ -67,6 +67,8 @@ pub struct Chat {
     /// That of the last answer.
     sampler: Option<Sampler>,
     speculator: Speculator,
+    /// Made with the first answer that is held to something.
+    grammars: Option<Grammars>,
 }
 
 /// A prompt in tokens, its pictures encoded.
@@ -124,7 +126,7 @@ impl Chat {
         }
         let speculator = Speculator::new(options.speculate, &never);
         progress(Progress::Ready);
-        Ok(Chat { model, tokenizer, template, stop, sampler: None, speculator })
+        Ok(Chat { model, tokenizer, template, stop, sampler: None, speculator, grammars: None })
     }
 
     /// Answers one turn from an empty state: a conversation of one question. Every piece of finished text goes to `event`

@@ -112,6 +112,12 @@ impl Sampler {
         &self.sampling
     }
 
+    /// Tokens there are.
+    #[must_use]
+    pub fn vocab(&self) -> usize {
+        self.counts.len()
+    }
+
     /// Begins an answer to a prompt: what is penalised so far, and where the random numbers go on.
     pub fn begin(&mut self, prompt: &[u32]) {
         for token in self.touched.drain(..) {

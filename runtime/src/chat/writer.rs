@@ -4,8 +4,9 @@ use std::ops::ControlFlow;
 
 use super::ask::{Ask, Thinking};
 use super::error::ChatError;
+use super::grammar::{Constraint, GrammarError};
 use super::options::{Event, Outcome, Stop, TokenLogprob};
-use super::sampler::Sampler;
+use super::sampler::{Sampler, TokenSet};
 use super::stops::{LoopGuard, StopStream};
 use super::stream::TextStream;
 use super::thinking::{Channel, ThinkingBudget, ThinkingSplit};
@@ -25,6 +26,7 @@ pub(super) struct Writer<'a> {
     tokenizer: &'a Tokenizer,
     sampler: &'a mut Sampler,
     budget: ThinkingBudget,
+    hold: Option<Held>,
     guard: LoopGuard,
     stream: TextStream,
     split: ThinkingSplit,
@@ -33,6 +35,14 @@ pub(super) struct Writer<'a> {
     top: Vec<(u32, f32)>,
     fresh: String,
     page: Page<'a>,
+}
+
+/// What an answer is held to.
+struct Held {
+    constraint: Constraint,
+    allowed: TokenSet,
+    /// A token that it did not allow, which must have been forced.
+    failed: Option<GrammarError>,
 }
 
 /// Where text is put.
@@ -113,6 +123,7 @@ impl<'a> Writer<'a> {
         sampler: &'a mut Sampler,
         ask: &Ask<'a>,
         calls: usize,
+        constraint: Option<Constraint>,
         outcome: &'a mut Outcome,
         event: &'a mut Listener<'a>,
     ) -> Result<Writer<'a>, ChatError> {
@@ -121,11 +132,13 @@ impl<'a> Writer<'a> {
             Thinking::Off | Thinking::On => None,
         };
         let closing = if limit.is_some() { tokenizer.encode(ThinkingBudget::CLOSING)? } else { Vec::new() };
+        let vocab = sampler.vocab();
         let stops = StopStream::new(ask.stop.to_vec())?;
         Ok(Writer {
             tokenizer,
             sampler,
             budget: ThinkingBudget::new(limit, closing),
+            hold: constraint.map(|constraint| Held { constraint, allowed: TokenSet::new(vocab), failed: None }),
             guard: LoopGuard::new(ask.loop_limits),
             stream: TextStream::new(),
             split: ThinkingSplit::new(ask.thinking.is_on()),
@@ -151,7 +164,14 @@ impl<'a> Writer<'a> {
             self.logprob = None;
             return Ok(forced);
         }
-        let chosen = self.sampler.choose(logits, None)?;
+        let mut allowed = None;
+        if let Some(hold) = self.hold.as_mut().filter(|_| !self.split.is_open()) {
+            if let Some(error) = hold.failed.take() {
+                return Err(error.into());
+            }
+            allowed = hold.constraint.mask(&mut hold.allowed)?.then_some(&hold.allowed);
+        }
+        let chosen = self.sampler.choose(logits, allowed)?;
         self.logprob = chosen.logprob;
         self.top.extend_from_slice(chosen.top);
         Ok(chosen.token)
@@ -161,6 +181,9 @@ impl<'a> Writer<'a> {
     /// does.
     pub(super) fn take(&mut self, token: u32) -> Option<Stop> {
         self.sampler.accept(token);
+        if let Some(hold) = self.hold.as_mut().filter(|_| !self.split.is_open()) {
+            hold.failed = hold.constraint.accept(token).err();
+        }
         let Writer { page, top, logprob, fresh, .. } = self;
         page.outcome.tokens.push(token);
         if self.sampler.sampling().logprobs.is_some() {
