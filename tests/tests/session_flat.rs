@@ -5,6 +5,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use driver_tests::tiny;
 use npu_model::{Config, Model};
@@ -49,9 +50,10 @@ fn talk(turns: usize, max_new: usize, slack: u64) {
     let _alone = ALONE.lock().unwrap();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("session-flat");
     let bundle = Bundle::open(&tiny::bundle(&folder).unwrap()).unwrap();
-    let device = Model::new(Config::default());
+    // A machine that is busy with other things is no hang.
+    let device = Model::new(Config { tdr_ms: 0, ..Config::default() });
     let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
-    let options = LoadOptions { max_ctx: 640, ..LoadOptions::default() };
+    let options = LoadOptions { max_ctx: 640, deadline: Duration::from_secs(600), ..LoadOptions::default() };
     let mut chat = Chat::load(bundle, npu, options, &mut |_| {}).unwrap();
     let mut answer = |session: &mut Session, said: Said| {
         let ask = Ask { max_new, overflow: Overflow::DropOldest, ..Ask::default() };

@@ -2,7 +2,8 @@
 
 use super::*;
 use runtime::Stop;
-use runtime::chat::{LoopLimits, Sampling, Template, Thinking};
+use runtime::chat::{Hold, LoopLimits, Sampling, Template, Thinking, ToolChoice, Tools, tool_result};
+use serde_json::{Value, json};
 
 /// Digits, which no tokenizer joins: what is said is cut into the same tokens when it is read again.
 fn digits(chat: &Chat) -> Sampling {
@@ -141,4 +142,44 @@ fn a_bad_value_costs_the_turn_only() {
     assert_eq!(session.said(), before);
     let next = chat.send(&mut session, [asks("x")], &ask(3), &mut go).unwrap();
     assert!(next.reused_tokens > 0);
+}
+
+/// A random model would never call anything by itself; held to the form, it calls with random arguments.
+#[test]
+fn a_call_comes_out_typed_and_its_result_goes_back() {
+    let (mut chat, _device) = load(2048);
+    let add = json!({"name": "add", "parameters": {"type": "object", "required": ["a"],
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}}});
+    let tools = Tools::new(vec![add]).unwrap();
+    let hold = Hold::Calls(ToolChoice::Function("add".into()));
+    let ask = Ask { tools: Some(&tools), hold, ..ask(60) };
+    let mut session = Session::new();
+    let (outcome, _, text) = told(&mut chat, &mut session, asks("Add"), &ask);
+    assert_eq!((outcome.finish_reason(), text.as_str(), outcome.calls.len()), ("tool_calls", "", 1), "{outcome:?}");
+    let call = &outcome.calls[0];
+    assert!(call.name == "add" && call.arguments["a"].as_u64().is_some_and(|a| a < 100), "{call:?}");
+    assert_eq!(call.id.as_deref(), Some("call_1"));
+    session.push(tool_result(call, Ok(&json!(7))));
+    let free = Ask { hold: Hold::Free, max_new: 4, ..ask };
+    let next = chat.answer(&mut session, &free, &mut go).unwrap();
+    assert!(next.reused_tokens > 0);
+    let said = session.said();
+    let (fresh, _) = afresh(&mut chat, &said[..said.len() - 1], &free);
+    assert_eq!(fresh.tokens, next.tokens);
+}
+
+#[test]
+fn an_answer_held_to_a_schema_parses_also_behind_reasoning() {
+    let (mut chat, _device) = load(1024);
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["ok", "n"],
+        "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 9}}});
+    for thinking in [Thinking::Off, Thinking::Budget(3)] {
+        let ask = Ask { hold: Hold::Schema(&schema), thinking, ..ask(60) };
+        let (outcome, _, text) = told(&mut chat, &mut Session::new(), asks("Say it"), &ask);
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+        assert!(value["ok"].is_boolean() && value["n"].is_u64(), "{value}");
+    }
+    let bad = json!({"type": "object", "not": {}});
+    let error = chat.send(&mut Session::new(), [asks("x")], &Ask { hold: Hold::Schema(&bad), ..ask(5) }, &mut go);
+    assert!(error.unwrap_err().to_string().contains("cannot be held to this schema"));
 }
