@@ -253,9 +253,9 @@ fn prompts() {
 }
 
 #[test]
-fn a_driver_check_of_no_case_is_no_success() {
+fn a_driver_check_of_no_case_is_wrong_use() {
     let none = run(&["driver-check", "--device", "model", "--group", "bo", "--case", "open::set_state"]);
-    refused("no case at all", &none, 1, &["no case", "--list"]);
+    refused("no case at all", &none, 2, &["no case", "--list"]);
 }
 
 #[test]

@@ -179,9 +179,11 @@ fn int(fields: &Fields, name: &str) -> u64 {
     fields.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX)
 }
 
-/// Fields by name, without some.
+/// Fields in the order of their names, without some: a trace that was read has another order than one just made.
 fn fields(fields: &Fields, without: &[&str]) -> String {
-    let shown = fields.iter().filter(|(name, _)| !without.contains(&name.as_str()));
+    let mut fields = Value::Object(fields.clone());
+    fields.sort_all_objects();
+    let shown = fields.as_object().into_iter().flatten().filter(|(name, _)| !without.contains(&name.as_str()));
     shown.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 

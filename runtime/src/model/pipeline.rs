@@ -115,7 +115,7 @@ impl Pipeline {
         };
         if let Some(sent) = self.flying.get(awaited).copied() {
             self.flying.drain(..=awaited);
-            run.wait_a_while(&sent)?;
+            run.wait(&sent)?;
         }
         self.pump(run)
     }

@@ -111,8 +111,14 @@ impl Run<'_> {
         self.kernels.poll(sent.ticket)
     }
 
-    /// Waits for a command and those before it in its queue.
+    /// Waits for a command and those before it in its queue: looks at the state word for as long as the model was told to,
+    /// whatever the waits of tokens before were like.
     pub(super) fn wait(&mut self, sent: &Sent) -> Result<(), NpuError> {
+        self.wait_with(sent, self.recorder.spin)
+    }
+
+    fn wait_with(&mut self, sent: &Sent, spin: Duration) -> Result<(), NpuError> {
+        self.kernels.set_spin(spin);
         let started = Instant::now();
         let result = self.kernels.wait(sent.ticket);
         let now = self.lap(Stage::Wait, sent.layer, started);
@@ -123,13 +129,6 @@ impl Run<'_> {
             Err(_) => self.recorder.clear(),
         }
         result
-    }
-
-    /// Waits for a command of a pipeline, of which nobody knows how much longer it will take: looks at the state word for
-    /// a while, whatever the waits of tokens before were like.
-    pub(super) fn wait_a_while(&mut self, sent: &Sent) -> Result<(), NpuError> {
-        self.kernels.set_spin(self.recorder.spin);
-        self.wait(sent)
     }
 
     /// How long one token's command of a projection was last waited for.
@@ -143,9 +142,8 @@ impl Run<'_> {
         let index = sent.projection as usize;
         let expected = self.recorder.expected[index];
         let short = expected <= self.recorder.spin;
-        self.kernels.set_spin(if short { self.recorder.spin } else { Duration::ZERO });
         let started = Instant::now();
-        let result = self.wait(sent);
+        let result = self.wait_with(sent, if short { self.recorder.spin } else { Duration::ZERO });
         let now = started.elapsed();
         // Half of what is new: one slow wait decides nothing, a change is followed.
         self.recorder.expected[index] = (expected + now) / 2;
