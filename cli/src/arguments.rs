@@ -2,6 +2,8 @@
 
 use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
+use crate::talk::{Asked, Style as Shown};
+use crate::wishes::{self, Wishes};
 use runtime::bundle::WeightFormat;
 use runtime::model::{KvFormat, Speculate};
 use std::ffi::{OsStr, OsString};
@@ -26,7 +28,8 @@ pub(crate) enum DeviceChoice {
 /// Where prompts come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PromptSource {
-    Text(String),
+    /// The texts and pictures of one question, in the order of the command line.
+    Asked(Vec<Asked>),
     /// `-` is standard input.
     File(PathBuf),
     Interactive,
@@ -47,20 +50,23 @@ pub(crate) struct RunOptions {
 }
 
 /// A conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TalkOptions {
     pub(crate) prompt: PromptSource,
     pub(crate) system: Option<String>,
+    /// Pictures of the first question, where it does not have them itself.
     pub(crate) images: Vec<PathBuf>,
-    pub(crate) thinking: bool,
-    pub(crate) max_new: usize,
+    pub(crate) wishes: Wishes,
+    pub(crate) style: Shown,
+    /// The conversation's file.
+    pub(crate) session: Option<PathBuf>,
     /// Where what happened when goes.
     pub(crate) trace: Option<PathBuf>,
     pub(crate) run: RunOptions,
 }
 
 /// What was asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Request {
     Chat {
         bundle: PathBuf,
@@ -105,7 +111,6 @@ pub(crate) enum Request {
     Version,
 }
 
-const DEFAULT_MAX_NEW: usize = 1024;
 const DEFAULT_MAX_CTX: usize = 8192;
 /// What Qwen3.5 was trained for.
 const MAX_CTX: usize = 262_144;
@@ -125,6 +130,10 @@ pub(crate) enum UsageError {
     Twice(&'static str),
     #[error("--{flag} {given}: expected {expected}")]
     Value { flag: &'static str, given: String, expected: &'static str },
+    #[error("--{flag} {given}: expected {expected}")]
+    Setting { flag: String, given: String, expected: String },
+    #[error("--{0} needs --{1}")]
+    Needs(&'static str, &'static str),
     #[error("<{0}> is missing")]
     Missing(&'static str),
     #[error("one argument too many: {0:?}")]
@@ -160,12 +169,12 @@ impl From<lexopt::Error> for UsageError {
 /// Everything as given, before it is known to belong together.
 #[derive(Default)]
 struct Given {
-    prompt: Option<String>,
+    asked: Vec<Asked>,
     prompt_file: Option<PathBuf>,
     system: Option<String>,
-    images: Vec<PathBuf>,
-    thinking: bool,
-    max_new: Option<usize>,
+    wishes: wishes::Given,
+    session: Option<PathBuf>,
+    jsonl: bool,
     max_ctx: Option<usize>,
     interactive: bool,
     timing: bool,
@@ -293,12 +302,12 @@ fn named(word: &OsStr) -> Option<&'static CommandSpec> {
 impl Given {
     fn take(&mut self, spec: &'static FlagSpec, value: OsString) -> Result<(), UsageError> {
         match spec.flag {
-            Flag::Prompt => self.prompt = Some(text(spec, value)?),
+            Flag::Prompt => self.asked.push(Asked::Text(text(spec, value)?)),
             Flag::PromptFile => self.prompt_file = Some(value.into()),
             Flag::System => self.system = Some(text(spec, value)?),
-            Flag::Image => self.images.push(value.into()),
-            Flag::Thinking => self.thinking = true,
-            Flag::MaxNew => self.max_new = Some(bounded(spec, value, usize::MAX, "a whole number, 1 or more")?),
+            Flag::Image => self.asked.push(Asked::Image(value.into())),
+            Flag::Session => self.session = Some(value.into()),
+            Flag::JsonLines => self.jsonl = true,
             Flag::MaxCtx => self.max_ctx = Some(bounded(spec, value, MAX_CTX, "a whole number from 1 to 262144")?),
             Flag::Interactive => self.interactive = true,
             Flag::Timing => self.timing = true,
@@ -351,6 +360,7 @@ impl Given {
             Flag::Danger => self.danger = true,
             // Answered before anything else is looked at.
             Flag::Help | Flag::Version => {}
+            _ => self.wishes.take(spec, value)?,
         }
         Ok(())
     }
@@ -369,24 +379,30 @@ impl Given {
 
     fn talk(self) -> Result<TalkOptions, UsageError> {
         let run = self.run();
-        let prompt = match (self.prompt, self.prompt_file, self.interactive) {
-            (Some(text), None, false) => PromptSource::Text(text),
-            (None, Some(file), false) => PromptSource::File(file),
-            (None, None, true) => PromptSource::Interactive,
-            (None, None, false) => return Err(UsageError::NoPrompt),
-            (Some(_), Some(_), _) => return Err(UsageError::Exclusive("prompt", "prompt-file")),
-            (Some(_), None, true) => return Err(UsageError::Exclusive("prompt", "interactive")),
-            (None, Some(_), true) => return Err(UsageError::Exclusive("prompt-file", "interactive")),
+        let is_text = |asked: &Asked| matches!(asked, Asked::Text(_));
+        let mut images = Vec::new();
+        let prompt = match (self.asked.iter().any(is_text), self.prompt_file, self.interactive) {
+            (true, None, false) => PromptSource::Asked(self.asked),
+            (true, Some(_), _) => return Err(UsageError::Exclusive("prompt", "prompt-file")),
+            (true, None, true) => return Err(UsageError::Exclusive("prompt", "interactive")),
+            (false, Some(_), true) => return Err(UsageError::Exclusive("prompt-file", "interactive")),
+            (false, None, false) => return Err(UsageError::NoPrompt),
+            (false, file, _) => {
+                images.extend(self.asked.into_iter().filter_map(|asked| match asked {
+                    Asked::Image(path) => Some(path),
+                    Asked::Text(_) => None,
+                }));
+                file.map_or(PromptSource::Interactive, PromptSource::File)
+            }
         };
-        Ok(TalkOptions {
-            prompt,
-            system: self.system,
-            images: self.images,
-            trace: self.trace,
-            thinking: self.thinking,
-            max_new: self.max_new.unwrap_or(DEFAULT_MAX_NEW),
-            run,
-        })
+        let style = match (self.json, self.jsonl) {
+            (true, true) => return Err(UsageError::Exclusive("json", "jsonl")),
+            (true, false) => Shown::Json,
+            (false, true) => Shown::Lines,
+            (false, false) => Shown::Text,
+        };
+        let (system, trace, session, wishes) = (self.system, self.trace, self.session, self.wishes.wishes()?);
+        Ok(TalkOptions { prompt, system, images, wishes, style, session, trace, run })
     }
 
     fn driver_check(self) -> Result<driver_check::Options, UsageError> {
@@ -407,15 +423,20 @@ impl Given {
     }
 }
 
-fn wrong(spec: &'static FlagSpec, given: &str, expected: &'static str) -> UsageError {
+pub(crate) fn wrong(spec: &'static FlagSpec, given: &str, expected: &'static str) -> UsageError {
     UsageError::Value { flag: spec.name, given: given.to_owned(), expected }
 }
 
-fn text(spec: &'static FlagSpec, value: OsString) -> Result<String, UsageError> {
+pub(crate) fn text(spec: &'static FlagSpec, value: OsString) -> Result<String, UsageError> {
     value.into_string().map_err(|raw| wrong(spec, &raw.to_string_lossy(), "UTF-8 text"))
 }
 
-fn bounded(spec: &'static FlagSpec, value: OsString, most: usize, expected: &'static str) -> Result<usize, UsageError> {
+pub(crate) fn bounded(
+    spec: &'static FlagSpec,
+    value: OsString,
+    most: usize,
+    expected: &'static str,
+) -> Result<usize, UsageError> {
     let word = text(spec, value)?;
     match word.parse::<usize>() {
         Ok(number) if (1..=most).contains(&number) => Ok(number),
@@ -465,12 +486,14 @@ mod tests {
             hybrid: true,
             timing: true,
         };
+        let asked = vec![Asked::Text("hello".into()), Asked::Image("a.png".into()), Asked::Image("b.jpg".into())];
         let talk = TalkOptions {
-            prompt: PromptSource::Text("hello".into()),
+            prompt: PromptSource::Asked(asked),
             system: Some("be".into()),
-            images: vec!["a.png".into(), "b.jpg".into()],
-            thinking: true,
-            max_new: 7,
+            images: Vec::new(),
+            wishes: Wishes { thinking: runtime::chat::Thinking::On, max_new: 7, ..Wishes::default() },
+            style: Shown::Text,
+            session: None,
             trace: Some("t.json".into()),
             run,
         };
@@ -497,7 +520,7 @@ mod tests {
     #[test]
     fn defaults_are_finite() {
         let Ok(Request::Demo { talk }) = words("demo --prompt-file -") else { panic!() };
-        assert_eq!((talk.max_new, talk.run.max_ctx, talk.run.kv), (1024, 8192, None));
+        assert_eq!((talk.wishes.max_new, talk.run.max_ctx, talk.run.kv), (1024, 8192, None));
         assert_eq!(talk.run.device, DeviceChoice::Auto);
         assert_eq!(talk.prompt, PromptSource::File("-".into()));
     }
@@ -511,7 +534,9 @@ mod tests {
             ("b --prompt x --max-new 0", "--max-new 0: expected a whole number, 1 or more"),
             ("b --prompt x --max-new -3", "--max-new -3: expected a whole number, 1 or more"),
             ("b --prompt x --max-ctx 1e3", "--max-ctx 1e3: expected a whole number from 1 to 262144"),
-            ("b --prompt x --prompt y", "--prompt was given twice"),
+            ("b --prompt x --system y --system z", "--system was given twice"),
+            ("b --prompt x --json --jsonl", "--json and --jsonl exclude each other"),
+            ("b --prompt x --top-p 1.5", "--top-p 1.5: expected above 0, to 1 (all)"),
             ("b --prompt x --interactive", "--prompt and --interactive exclude each other"),
             ("b c --prompt x", "one argument too many: \"c\""),
             ("--prompt x", "<bundle> is missing"),

@@ -3,6 +3,7 @@
 use crate::arguments::UsageError;
 use runtime::ChatError;
 use runtime::bundle::BundleError;
+use runtime::chat::StoreError;
 use runtime::export::ExportError;
 use runtime::npu::NpuError;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,25 @@ pub(crate) enum CliError {
         /// Why not.
         what: String,
     },
+    /// A file that a flag names cannot be used.
+    #[error("--{flag} {}: {what}", path.display())]
+    Wish {
+        /// The flag.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// A line that asks for what there is not, or cannot be done now.
+    #[error("{0}")]
+    Order(String),
+    /// Functions that are called and called again.
+    #[error("{0}")]
+    Tool(String),
+    /// A saved conversation cannot be written or read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A text to foretell cannot be used.
     #[error("text {}: {what}", path.display())]
     Text {

@@ -29,7 +29,7 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         command: Command::Chat,
         word: "",
         positional: &["bundle"],
-        help: "answers a prompt, with or without pictures",
+        help: "answers: one question or a conversation, with or without pictures",
     },
     CommandSpec {
         command: Command::Check,
@@ -92,7 +92,31 @@ pub(crate) enum Flag {
     System,
     Image,
     Thinking,
+    Think,
+    ShowThinking,
     MaxNew,
+    Stop,
+    Preset,
+    Temperature,
+    TopK,
+    TopP,
+    MinP,
+    RepetitionPenalty,
+    PresencePenalty,
+    FrequencyPenalty,
+    LogitBias,
+    Seed,
+    Logprobs,
+    Tools,
+    ToolChoice,
+    ToolCommand,
+    JsonSchema,
+    JsonObject,
+    Session,
+    DropOldest,
+    ChatTemplate,
+    Raw,
+    JsonLines,
     MaxCtx,
     Interactive,
     Timing,
@@ -138,7 +162,15 @@ const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Com
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
 const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::DriverCheck];
-const REPORTS: &[Command] = &[Command::Check, Command::Eval, Command::Verify, Command::Inspect, Command::DriverCheck];
+const REPORTS: &[Command] = &[
+    Command::Chat,
+    Command::Demo,
+    Command::Check,
+    Command::Eval,
+    Command::Verify,
+    Command::Inspect,
+    Command::DriverCheck,
+];
 const DRIVER: &[Command] = &[Command::DriverCheck];
 const ALL: &[Command] = &[
     Command::Chat,
@@ -166,27 +198,113 @@ const fn valued(
     FlagSpec { flag, name, value: Some(value), repeats: false, help, commands }
 }
 
+const fn repeated(
+    flag: Flag,
+    name: &'static str,
+    value: &'static str,
+    commands: &'static [Command],
+    help: &'static str,
+) -> FlagSpec {
+    FlagSpec { flag, name, value: Some(value), repeats: true, help, commands }
+}
+
 pub(crate) const FLAGS: &[FlagSpec] = &[
-    valued(Flag::Prompt, "prompt", "TEXT", TALKS, "what to ask"),
+    repeated(
+        Flag::Prompt,
+        "prompt",
+        "TEXT",
+        TALKS,
+        "what to ask; given several times, texts and pictures make up one question in their order",
+    ),
     valued(Flag::PromptFile, "prompt-file", "FILE", TALKS, "read the prompt from a UTF-8 file; - is standard input"),
     valued(Flag::System, "system", "TEXT", TALKS, "a system message before the prompt"),
-    FlagSpec {
-        flag: Flag::Image,
-        name: "image",
-        value: Some("FILE"),
-        repeats: true,
-        help: "show a JPEG or PNG picture before the prompt; may be given several times",
-        commands: TALKS,
-    },
-    switch(Flag::Thinking, "thinking", TALKS, "let the model think before it answers"),
+    repeated(
+        Flag::Image,
+        "image",
+        "FILE",
+        TALKS,
+        "show a JPEG or PNG picture before the prompt; - is standard input; may be given several times",
+    ),
+    switch(Flag::Thinking, "thinking", TALKS, "let the model think before it answers: --think on"),
+    valued(Flag::Think, "think", "WHEN", TALKS, "on, off, or N: think for N tokens at most, then answer [off]"),
+    switch(
+        Flag::ShowThinking,
+        "show-thinking",
+        TALKS,
+        "write what the model thinks to standard error, even where that is no terminal",
+    ),
     valued(Flag::MaxNew, "max-new", "N", TALKS, "end the answer after N tokens at the latest [1024]"),
+    repeated(Flag::Stop, "stop", "TEXT", TALKS, "end the answer before this text; may be given several times"),
+    valued(
+        Flag::Preset,
+        "preset",
+        "NAME",
+        TALKS,
+        "settings that Qwen3.5's model cards recommend: thinking, thinking-coding, instruct, instruct-reasoning or \
+         instruct-small; the flags below change them one by one",
+    ),
+    valued(Flag::Temperature, "temperature", "T", TALKS, "draw tokens; 0 takes the most probable one [0]"),
+    valued(Flag::TopK, "top-k", "K", TALKS, "draw from the K most probable tokens; 0 is all [0]"),
+    valued(Flag::TopP, "top-p", "P", TALKS, "draw from the most probable tokens that have P together [1]"),
+    valued(Flag::MinP, "min-p", "P", TALKS, "draw from tokens at least P times as probable as the first [0]"),
+    valued(
+        Flag::RepetitionPenalty,
+        "repetition-penalty",
+        "X",
+        TALKS,
+        "make tokens of the prompt and the answer less probable; 1 is off [1]",
+    ),
+    valued(Flag::PresencePenalty, "presence-penalty", "X", TALKS, "taken off a token that the answer has [0]"),
+    valued(Flag::FrequencyPenalty, "frequency-penalty", "X", TALKS, "taken off each time that it has it [0]"),
+    repeated(
+        Flag::LogitBias,
+        "logit-bias",
+        "TOKEN=X",
+        TALKS,
+        "added to a token's logit; -inf forbids it; may be given several times",
+    ),
+    valued(Flag::Seed, "seed", "N", TALKS, "the same seed draws the same answer [another one each time]"),
+    valued(Flag::Logprobs, "logprobs", "N", TALKS, "tell each token's log probability and N others', in JSON"),
+    valued(Flag::Tools, "tools", "FILE", TALKS, "functions that the model may call, as OpenAI's interface has them"),
+    valued(
+        Flag::ToolChoice,
+        "tool-choice",
+        "WHEN",
+        TALKS,
+        "auto: where the model likes; none; required; or the name of the function to call [auto]",
+    ),
+    valued(
+        Flag::ToolCommand,
+        "tool-command",
+        "PROGRAM",
+        TALKS,
+        "run this for each call: it reads {\"name\", \"arguments\"} as JSON from standard input, and what it writes is \
+         the result",
+    ),
+    valued(Flag::JsonSchema, "json-schema", "FILE", TALKS, "hold answers to this JSON schema, token by token"),
+    switch(Flag::JsonObject, "json-object", TALKS, "hold answers to being a JSON object"),
+    valued(
+        Flag::Session,
+        "session",
+        "FILE",
+        TALKS,
+        "go on with the conversation in this file, if it is there, and keep it there after every answer",
+    ),
+    switch(
+        Flag::DropOldest,
+        "drop-oldest",
+        TALKS,
+        "leave the oldest questions and answers out when the context is full, instead of refusing",
+    ),
+    valued(Flag::ChatTemplate, "chat-template", "FILE", TALKS, "a Jinja template in place of the bundle's"),
+    switch(Flag::Raw, "raw", TALKS, "take control tokens that are written out in texts for what they say"),
     valued(Flag::MaxCtx, "max-ctx", "N", FILLS, "room for N tokens of prompt and answer together [8192]"),
     switch(
         Flag::Interactive,
         "interactive",
         TALKS,
-        "read prompts from standard input, one a line, each a conversation of its own; `/image FILE` shows a picture \
-         with the next prompt",
+        "a conversation: prompts from the terminal or, one a line, from standard input; `/help` in it shows what else \
+         a line can ask for",
     ),
     switch(Flag::Timing, "timing", RUNS, "show on standard error where the time went"),
     valued(
@@ -252,6 +370,7 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "take the checkpoint's head for speculation along (mtp.*), which nothing runs yet",
     ),
     switch(Flag::Json, "json", REPORTS, "say it in JSON"),
+    switch(Flag::JsonLines, "jsonl", TALKS, "say what happens as it does, in JSON, an event a line"),
     switch(Flag::Ops, "ops", INSPECTS, "list every operation, command or call, one a line"),
     FlagSpec {
         flag: Flag::Group,

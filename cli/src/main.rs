@@ -20,6 +20,7 @@ mod picture;
 mod prompt;
 mod talk;
 mod verify;
+mod wishes;
 
 use arguments::{Request, UsageError};
 use error::CliError;

@@ -13,16 +13,24 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Vec<Rgb>, CliError> {
     paths.iter().map(|path| read(path)).collect()
 }
 
-fn read(path: &Path) -> Result<Rgb, CliError> {
+/// One picture; `-` is standard input.
+pub(crate) fn read(path: &Path) -> Result<Rgb, CliError> {
     let failed = |what: String| CliError::Picture { path: path.to_owned(), what };
+    if path == Path::new("-") {
+        return of(std::io::stdin().lock()).map_err(failed);
+    }
     if path.is_dir() {
         return Err(failed("it is a directory; name a JPEG or PNG file".into()));
     }
     let file = files::open(path).map_err(|error| failed(format!("cannot open it: {error}")))?;
+    of(file).map_err(failed)
+}
+
+fn of(source: impl Read) -> Result<Rgb, String> {
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| failed(format!("cannot read it: {error}")))?;
+    source.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot read it: {error}"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(failed(format!("the file is larger than {MAX_BYTES} bytes")));
+        return Err(format!("the file is larger than {MAX_BYTES} bytes"));
     }
-    decode(&bytes).map_err(|error| failed(error.to_string()))
+    decode(&bytes).map_err(|error| error.to_string())
 }

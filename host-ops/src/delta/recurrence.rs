@@ -25,6 +25,10 @@ pub(super) const PANEL: usize = 2 * LANES;
 /// Rows that share what is loaded.
 const ROWS: usize = 6;
 
+/// A decay below this is none: products with it vanish beside what a token adds, and would soon be subnormal numbers, on
+/// which some processors spend a hundred times as long.
+const FADED: f32 = 1e-24;
+
 /// What a token needs beside its key, query and value; the products of decays are in the factors.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Token {
@@ -61,8 +65,12 @@ impl Fades {
 
     /// Takes in token `i` of the chunk. `dots`: its key's and its query's products with the chunk's keys up to its own.
     pub(super) fn token(&mut self, i: usize, beta: f32, decay: f32, dots: &[[f32; CHUNK]]) -> Token {
-        self.state *= decay;
-        self.deltas[..i].iter_mut().for_each(|fade| *fade *= decay);
+        let fade = |fade: &mut f32| {
+            let faded = *fade * decay;
+            *fade = if faded < FADED { 0.0 } else { faded };
+        };
+        fade(&mut self.state);
+        self.deltas[..i].iter_mut().for_each(fade);
         let times = |dots: &[f32; CHUNK]| std::array::from_fn(|j| if j <= i { self.deltas[j] * dots[j] } else { 0.0 });
         Token { fade: self.state, beta, key: times(&dots[0]), query: times(&dots[1]) }
     }

@@ -143,6 +143,17 @@ fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
 }
 
 #[test]
+fn a_state_that_fades_fast_holds_no_subnormal_numbers() {
+    // The decay of a token is around e^-20: after five of them a product with it is subnormal.
+    let case = Case { a: vec![-20.0; 4], dt_bias: vec![0.5; 4], ..Case::new(300) };
+    let (out, state) = case.run(1, &[]);
+    let (expected, _) = case.defined();
+    assert!(max_difference(&out, &expected) < 1e-4, "{}", max_difference(&out, &expected));
+    let fades: Vec<f32> = state.fades.iter().flat_map(Fades::values).collect();
+    assert!(state.recurrent().iter().chain(&fades).all(|x| !x.is_subnormal()));
+}
+
+#[test]
 fn a_snapshot_and_a_reset_start_over() {
     let case = Case::new(6);
     let (_, mut state) = case.run(1, &[]);

@@ -110,7 +110,7 @@ impl Grammars {
     /// # Errors
     /// A schema that is none, or uses what cannot be kept to (`not`, `if`, remote references and the like).
     pub fn json_schema(&self, schema: &Value) -> Result<Constraint, GrammarError> {
-        let grammar = format!("start: /\\n{{0,2}}/ json\njson: %json {schema}\n");
+        let grammar = format!("start: /\\n{{0,2}}/ json\njson: %json {}\n", spaced(schema));
         Ok(Constraint::new(self.matcher(grammar)?, None))
     }
 
@@ -161,6 +161,40 @@ impl Grammars {
     }
 }
 
+/// White space between the words of JSON: a space, or a new line with some. A model that is held to something unfamiliar
+/// likes to go on with spaces for ever, if it may.
+const SPACE: &str = r"[\x20\x0A]|\x0A\x20{1,24}";
+
+/// The largest integer that every reader of JSON takes for what it is (RFC 8259, section 6).
+const SAFE: i64 = (1 << 53) - 1;
+
+/// A schema for the crate, which looks for its own settings in it. Integers without bounds get those that readers have:
+/// a model may write digits for ever, too.
+fn spaced(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    bound(&mut schema);
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("x-guidance".into(), json!({"whitespace_pattern": SPACE}));
+    }
+    schema
+}
+
+fn bound(schema: &mut Value) {
+    match schema {
+        Value::Object(object) => {
+            let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"];
+            if object.get("type") == Some(&json!("integer")) && !bounds.iter().any(|name| object.contains_key(*name)) {
+                object.insert("minimum".into(), json!(-SAFE));
+                object.insert("maximum".into(), json!(SAFE));
+            }
+            let values = ["enum", "const", "default", "examples"];
+            object.iter_mut().filter(|(name, _)| !values.contains(&name.as_str())).for_each(|(_, inner)| bound(inner));
+        }
+        Value::Array(all) => all.iter_mut().for_each(bound),
+        _ => {}
+    }
+}
+
 /// The rules of a function and of its parameters.
 fn function(grammar: &mut String, i: usize, tool: &Tool) {
     let _ = write!(grammar, "f{i}: {}", quoted(&format!("<function={}>\n", tool.name)));
@@ -184,7 +218,7 @@ fn function(grammar: &mut String, i: usize, tool: &Tool) {
             }
             Form::Json => {
                 let _ = writeln!(grammar, "p{i}_{j}: {head} v{i}_{j} \"\\n</parameter>\\n\"");
-                let _ = writeln!(grammar, "v{i}_{j}: %json {schema}");
+                let _ = writeln!(grammar, "v{i}_{j}: %json {}", spaced(schema));
             }
         }
     }

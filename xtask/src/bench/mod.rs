@@ -17,6 +17,7 @@ mod speculate;
 mod stage;
 mod supervised;
 mod targets;
+mod timeline;
 
 use std::ffi::OsString;
 use std::fs;
@@ -45,6 +46,8 @@ optimised, whatever this command is built as.
   --out DIR          the table, the JSON and a plot of each group
   --bundle DIR       a 2B bundle to use; otherwise one is written to target/bench
   --no-peer          ours alone
+  --timeline DIR     nothing of all this, but where the time of a token, a prompt and a picture goes on the timing device:
+                     a table and drawings
   --quick            a smoke test: tiny shapes, ours alone, nothing means anything
 ";
 
@@ -57,6 +60,7 @@ struct Options {
     bundle: Option<PathBuf>,
     peer: bool,
     quick: bool,
+    timeline: Option<PathBuf>,
 }
 
 /// A run in progress.
@@ -108,6 +112,13 @@ pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
     if cfg!(debug_assertions) && !options.quick {
         return optimised(arguments);
     }
+    if let Some(folder) = &options.timeline {
+        let bundle = options.bundle.clone().unwrap_or_else(|| target().join("bench/2b"));
+        if options.bundle.is_none() {
+            sample(&bundle, Sample::Whole)?;
+        }
+        return timeline::run(&bundle, folder).map(|()| true);
+    }
     let report = measure(&options)?;
     let table = report.table();
     crate::print(&table);
@@ -124,8 +135,16 @@ fn optimised(arguments: &[OsString]) -> Result<bool, String> {
 }
 
 fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
-    let mut options =
-        Options { groups: Vec::new(), rounds: 3, json: None, out: None, bundle: None, peer: true, quick: false };
+    let mut options = Options {
+        groups: Vec::new(),
+        rounds: 3,
+        json: None,
+        out: None,
+        bundle: None,
+        peer: true,
+        quick: false,
+        timeline: None,
+    };
     let mut parser = Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
         match argument {
@@ -136,6 +155,7 @@ fn parse(arguments: &[OsString]) -> Result<Option<Options>, lexopt::Error> {
             Arg::Long("json") => options.json = Some(parser.value()?.into()),
             Arg::Long("out") => options.out = Some(parser.value()?.into()),
             Arg::Long("bundle") => options.bundle = Some(parser.value()?.into()),
+            Arg::Long("timeline") => options.timeline = Some(parser.value()?.into()),
             Arg::Long("no-peer") => options.peer = false,
             Arg::Long("quick") => options.quick = true,
             Arg::Long("help") | Arg::Short('h') => return Ok(None),
@@ -219,8 +239,16 @@ fn measure(options: &Options) -> Result<Report, String> {
 /// # Errors
 /// What is missing or wrong.
 pub(crate) fn smoke() -> Result<String, String> {
-    let options =
-        Options { groups: GROUPS.into(), rounds: 1, json: None, out: None, bundle: None, peer: false, quick: true };
+    let options = Options {
+        groups: GROUPS.into(),
+        rounds: 1,
+        json: None,
+        out: None,
+        bundle: None,
+        peer: false,
+        quick: true,
+        timeline: None,
+    };
     let report = measure(&options)?;
     if let Some(gap) = report.gaps.first() {
         return Err(gap.clone());

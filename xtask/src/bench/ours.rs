@@ -90,7 +90,7 @@ fn load_model(npu: Npu, bundle: &Path, ctx: usize, vision: bool, hybrid: Hybrid)
 }
 
 /// A token that both runtimes take, the same ones in the same places.
-fn id(i: usize) -> u32 {
+pub(super) fn id(i: usize) -> u32 {
     (i * 37 % 1900) as u32
 }
 
@@ -187,15 +187,20 @@ pub(super) fn shared_text(
     Ok(lines)
 }
 
+/// A picture of so many patches.
+pub(super) fn drawn([rows, columns]: [usize; 2]) -> Rgb {
+    let (width, height) = (16 * columns, 16 * rows);
+    let data = (0..width * height * 3).map(|i| (i * i / 7 % 251) as u8).collect();
+    Rgb { width, height, data }
+}
+
 /// A picture of so many patches, through a tower that is loaded.
 pub(super) fn picture(place: Place, bundle: &Path, [rows, columns]: [usize; 2]) -> Result<Lines, String> {
     let words = |error: runtime::model::ModelError| error.to_string();
     let (npu, device) = open(place)?;
     let mut model = load_model(npu, bundle, 512, true, Hybrid::Off)?;
     let prepared = |model: &Model, [rows, columns]: [usize; 2]| {
-        let (width, height) = (16 * columns, 16 * rows);
-        let data = (0..width * height * 3).map(|i| (i * i / 7 % 251) as u8).collect();
-        let patches = model.prepare(&Rgb { width, height, data }).map_err(words)?;
+        let patches = model.prepare(&drawn([rows, columns])).map_err(words)?;
         if patches.grid != [rows, columns] {
             return Err(format!("a picture of {rows} x {columns} patches became one of {:?}", patches.grid));
         }

@@ -210,3 +210,21 @@ fn what_cannot_be_held_to_is_refused() {
     assert_eq!(other, GrammarError::Function { name: "fly".into() });
     assert!(matches!(Grammars::new(&tokenizer, 100, 100), Err(GrammarError::Vocabulary { .. })));
 }
+
+#[test]
+fn json_does_not_go_on_with_white_space_for_ever() {
+    let tokenizer = tokenizer();
+    let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    let follows = |text: &str| follows(&mut grammars(&tokenizer).json_schema(&schema).unwrap(), &tokenizer, text);
+    for fine in [r#"{"sum": 3}"#, "{\n  \"sum\": 3\n}", "\n\n{ \"sum\" : 3 }"] {
+        assert!(follows(fine), "{fine}");
+    }
+    for endless in ["{    ", "{\n\n\n", "{\"sum\":      3", "{\n                              "] {
+        assert!(!follows(endless), "{endless:?}");
+    }
+    let digits = |count: usize| format!("{{\"sum\": {}", "9".repeat(count));
+    assert!(follows(&digits(15)) && !follows(&digits(17)), "an integer that readers would round");
+    // Settings of the crate that a schema brings along are none of ours.
+    let own = json!({"type": "object", "x-guidance": {"whitespace_flexible": 7}});
+    assert!(grammars(&tokenizer).json_schema(&own).is_ok());
+}
