@@ -100,6 +100,11 @@ pub(crate) enum Request {
         bundle: PathBuf,
         json: bool,
     },
+    Doctor {
+        bundle: Option<PathBuf>,
+        json: bool,
+        run: RunOptions,
+    },
     Devices,
     Inspect {
         path: PathBuf,
@@ -253,7 +258,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         let command = if spec.word.is_empty() { "<bundle>" } else { spec.word };
         return Err(UsageError::NotHere { flag: flag.name, command });
     }
-    if let Some(extra) = positional.get(spec.positional.len()) {
+    if let Some(extra) = positional.get(spec.positional.len() + spec.optional.len()) {
         return Err(UsageError::TooMany(extra.clone()));
     }
     if let Some(missing) = spec.positional.get(positional.len()) {
@@ -281,6 +286,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
             Request::Eval { bundle: next(), file, json: given.json, run }
         }
         Command::Verify => Request::Verify { bundle: next(), json: given.json },
+        Command::Doctor => Request::Doctor { json: given.json, run: given.run(), bundle: positional.next() },
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
         Command::DriverCheck => Request::DriverCheck(given.driver_check()?),

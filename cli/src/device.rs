@@ -54,6 +54,12 @@ pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded
     }
 }
 
+/// The software NPU as a device, to be asked.
+pub(crate) fn software_device() -> Result<Arc<Device>, CliError> {
+    let npu = Npu::open(&*Model::new(Config::default()), Path::new(SOFTWARE)).map_err(ChatError::from)?;
+    Ok(npu.device().clone())
+}
+
 pub(crate) fn open(path: &Path) -> Result<Bundle, CliError> {
     Bundle::open(path).map_err(|source| CliError::Bundle { path: path.to_owned(), source })
 }

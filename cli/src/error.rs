@@ -114,6 +114,9 @@ pub(crate) enum CliError {
     /// A bundle is not whole.
     #[error("verify: {}: see above", problems(*.0))]
     NotVerified(usize),
+    /// Something keeps a run from working.
+    #[error("doctor: {}: see above", problems(*.0))]
+    Ill(usize),
     /// Some driver cases did not come out.
     #[error("driver-check: {0} cases failed: see above")]
     DriverCheckFailed(usize),

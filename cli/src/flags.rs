@@ -9,6 +9,7 @@ pub(crate) enum Command {
     Eval,
     Verify,
     Demo,
+    Doctor,
     Devices,
     Inspect,
     DriverCheck,
@@ -19,8 +20,10 @@ pub(crate) struct CommandSpec {
     pub(crate) command: Command,
     /// The first word; empty for the command that has none.
     pub(crate) word: &'static str,
-    /// Positional arguments, all required.
+    /// Positional arguments that are required.
     pub(crate) positional: &'static [&'static str],
+    /// Positional arguments that may follow.
+    pub(crate) optional: &'static [&'static str],
     pub(crate) help: &'static str,
 }
 
@@ -29,18 +32,21 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         command: Command::Chat,
         word: "",
         positional: &["bundle"],
+        optional: &[],
         help: "answers: one question or a conversation, with or without pictures",
     },
     CommandSpec {
         command: Command::Check,
         word: "check",
         positional: &["bundle"],
+        optional: &[],
         help: "runs the bundle's reference conversations and compares: tokenizer, pictures, logits",
     },
     CommandSpec {
         command: Command::Export,
         word: "export",
         positional: &["checkpoint", "bundle"],
+        optional: &[],
         help: "makes a bundle of a Hugging Face checkpoint: a directory with config.json, tokenizer.json and the weights, \
                model.safetensors or shards of it with their index",
     },
@@ -48,12 +54,14 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         command: Command::Eval,
         word: "eval",
         positional: &["bundle"],
+        optional: &[],
         help: "says how well the model foretells a text: its perplexity",
     },
     CommandSpec {
         command: Command::Verify,
         word: "verify",
         positional: &["bundle"],
+        optional: &[],
         help: "says which bundle a directory is and whether it is whole: checksums, everything that loading checks, \
                what a broken download leaves",
     },
@@ -61,18 +69,28 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         command: Command::Demo,
         word: "demo",
         positional: &[],
+        optional: &[],
         help: "answers with the small model that comes with the program",
+    },
+    CommandSpec {
+        command: Command::Doctor,
+        word: "doctor",
+        positional: &[],
+        optional: &["bundle"],
+        help: "looks at everything that a run needs, from the hardware to one token, and says what is wrong and what to do",
     },
     CommandSpec {
         command: Command::Devices,
         word: "devices",
         positional: &[],
+        optional: &[],
         help: "lists the NPUs of this machine, and what keeps them from being used",
     },
     CommandSpec {
         command: Command::Inspect,
         word: "inspect",
         positional: &["file"],
+        optional: &[],
         help: "explains an xclbin, a PDI, an instruction stream, a recorded trace or a bundle, or says where it is \
                damaged",
     },
@@ -80,6 +98,7 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         command: Command::DriverCheck,
         word: "driver-check",
         positional: &[],
+        optional: &[],
         help: "runs the table of driver cases: what a client may expect of a device node, rule by rule",
     },
 ];
@@ -157,17 +176,20 @@ pub(crate) struct FlagSpec {
 
 const TALKS: &[Command] = &[Command::Chat, Command::Demo];
 const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
-const FILLS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval];
-const COMPUTES: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Export, Command::Eval];
+const FILLS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::Doctor];
+const COMPUTES: &[Command] =
+    &[Command::Chat, Command::Demo, Command::Check, Command::Export, Command::Eval, Command::Doctor];
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
-const OPENS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::DriverCheck];
+const OPENS: &[Command] =
+    &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::Doctor, Command::DriverCheck];
 const REPORTS: &[Command] = &[
     Command::Chat,
     Command::Demo,
     Command::Check,
     Command::Eval,
     Command::Verify,
+    Command::Doctor,
     Command::Inspect,
     Command::DriverCheck,
 ];
@@ -179,6 +201,7 @@ const ALL: &[Command] = &[
     Command::Eval,
     Command::Verify,
     Command::Demo,
+    Command::Doctor,
     Command::Devices,
     Command::Inspect,
     Command::DriverCheck,

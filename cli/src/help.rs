@@ -47,6 +47,9 @@ fn synopsis(spec: &CommandSpec) -> String {
     for positional in spec.positional {
         line = format!("{line} <{positional}>");
     }
+    for optional in spec.optional {
+        line = format!("{line} [{optional}]");
+    }
     line + " [options]"
 }
 

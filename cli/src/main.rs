@@ -5,6 +5,7 @@ mod arguments;
 mod check;
 mod demo;
 mod device;
+mod doctor;
 mod driver_check;
 mod error;
 mod eval;
@@ -69,6 +70,7 @@ fn run() -> Result<(), CliError> {
         }
         Request::Eval { bundle, file, json, run } => eval::run(&bundle, &file, json, &run),
         Request::Verify { bundle, json } => verify::run(&bundle, json),
+        Request::Doctor { bundle, json, run } => doctor::run(bundle.as_deref(), json, &run),
         Request::Devices => npu::list(),
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
         Request::DriverCheck(options) => driver_check::run(&options),

@@ -1,0 +1,102 @@
+//! What an open device says of itself.
+
+use super::machine::process;
+use super::report::Findings;
+use crate::error::one_line;
+use amdxdna_ioctl::abi::query::PowerMode;
+use amdxdna_ioctl::{Bo, BoKind, Device};
+use std::sync::Arc;
+
+/// Asks everything. What an older driver does not know is skipped.
+pub(super) fn all(findings: &mut Findings, device: &Arc<Device>) {
+    let version = device.version();
+    let (major, minor, columns) = (version.major, version.minor, device.columns());
+    findings.ok("driver", &format!("amdxdna {major}.{minor}, {columns} columns of {} cores", device.core_rows()));
+    match device.firmware_version() {
+        Ok(v) => findings.ok("firmware", &format!("{}.{}.{}.{}", v.major, v.minor, v.patch, v.build)),
+        Err(error) => findings.fail("firmware", &one_line(&error)),
+    }
+    memory(findings, device);
+    contexts(findings, device);
+    power(findings, device);
+    match device.last_async_error() {
+        Ok(None) => findings.ok("errors", "the array has raised none since the driver was loaded"),
+        Ok(Some(error)) => findings.warn(
+            "errors",
+            &format!("the array raised an error: {}", one_line(&error)),
+            "it is over, unless answers fail too; the kernel log (dmesg) has more",
+        ),
+        Err(error) => findings.skip("errors", &one_line(&error)),
+    }
+}
+
+/// A buffer, and how the device sees it.
+fn memory(findings: &mut Findings, device: &Arc<Device>) {
+    match Bo::new(device, BoKind::Share, 4096) {
+        Ok(bo) if bo.address() == bo.as_ptr().addr().get() as u64 => {
+            findings.ok("memory", "buffers have the addresses of the process (SVA)");
+        }
+        Ok(_) => findings.ok("memory", "buffers have addresses of the device's own (IOVA)"),
+        Err(error) => findings.fail("memory", &one_line(&error)),
+    }
+}
+
+/// Who uses it.
+fn contexts(findings: &mut Findings, device: &Device) {
+    let list = match device.contexts() {
+        Ok(list) => list,
+        Err(error) => return findings.skip("contexts", &one_line(&error)),
+    };
+    let mut users: Vec<String> = Vec::new();
+    for context in &list {
+        let user = format!("{} ({})", process(context.pid), context.pid);
+        if !users.contains(&user) {
+            users.push(user);
+        }
+    }
+    let of = device.resource_info().ok().map(|info| (info.npu_task_curr, info.npu_task_max));
+    let room = of.map_or_else(String::new, |(_, most)| format!(" of {most}"));
+    let text = if list.is_empty() {
+        format!("0{room} in use")
+    } else {
+        format!("{}{room} in use, by {}", list.len(), users.join(", "))
+    };
+    match of {
+        // The driver moves whole contexts in and out where there are too many, which takes time.
+        Some((now, most)) if most > 0 && now >= most => {
+            findings.warn("contexts", &text, "end one of these programs if answers are slow");
+        }
+        _ => findings.ok("contexts", &text),
+    }
+}
+
+/// Mode, clocks and temperatures.
+fn power(findings: &mut Findings, device: &Device) {
+    let mut parts = Vec::new();
+    if let Ok(clocks) = device.clocks() {
+        for clock in [clocks.mp_npu_clock, clocks.h_clock] {
+            parts.push(format!("{} at {} MHz", padded(&clock.name), clock.freq_mhz));
+        }
+    }
+    for sensor in device.sensors().unwrap_or_default() {
+        let value = f64::from(sensor.input) * 10f64.powi(i32::from(sensor.unitm));
+        parts.push(format!("{} {value:.3} {}", padded(&sensor.label), padded(&sensor.units)));
+    }
+    let more = parts.join(", ");
+    match device.power_mode() {
+        Ok(Ok(mode)) if matches!(mode, PowerMode::Low | PowerMode::Medium) => findings.warn(
+            "power",
+            &format!("mode {mode:?}; {more}"),
+            "the clock is held down: as root, `xrt-smi configure --pmode default` or a reboot lifts that",
+        ),
+        Ok(Ok(mode)) => findings.ok("power", &format!("mode {mode:?}; {more}")),
+        Ok(Err(mode)) => findings.ok("power", &format!("mode {mode}; {more}")),
+        Err(error) => findings.skip("power", &one_line(&error)),
+    }
+}
+
+/// Text that is filled up with NULs.
+pub(crate) fn padded(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
+}

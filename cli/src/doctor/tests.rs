@@ -1,0 +1,95 @@
+//! The doctor and a run, on a device that has each fault: they have to agree.
+
+use super::report::{Findings, Verdict};
+use super::*;
+use crate::error::CliError;
+use npu_model::{Beside, Config, Faults, Model};
+use runtime::npu::Npu;
+use runtime::{Chat, ChatError, LoadOptions};
+use std::time::Duration;
+
+const NODE: &str = "/dev/accel/accel0";
+
+fn bundle() -> &'static Path {
+    static BUNDLE: std::sync::OnceLock<std::path::PathBuf> = std::sync::OnceLock::new();
+    BUNDLE.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("qwen35-doctor-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        driver_tests::tiny::bundle(&folder).unwrap()
+    })
+}
+
+fn load(model: &Arc<Model>, path: &Path) -> Result<Loaded, CliError> {
+    let npu = Npu::open(&**model, Path::new(NODE)).map_err(ChatError::from)?;
+    let options = LoadOptions { max_ctx: 256, deadline: Duration::from_secs(5), ..LoadOptions::default() };
+    let chat = Chat::load(places::open(path)?, npu, options, &mut |_| {})?;
+    Ok(Loaded { chat, device: NODE.into(), seconds: 0.0, model: None })
+}
+
+/// What a run would come to.
+fn run_works(model: &Arc<Model>, path: &Path) -> bool {
+    let Ok(mut loaded) = load(model, path) else { return false };
+    let turn = Turn { system: None, images: &[], text: "Hi", thinking: false, max_new: 1 };
+    loaded.chat.turn(&turn, &mut |_| ControlFlow::Continue(())).is_ok()
+}
+
+fn doctor(model: &Arc<Model>, path: &Path) -> Findings {
+    let mut findings = Findings::default();
+    let open = || {
+        let npu = Npu::open(&**model, Path::new(NODE)).map_err(ChatError::from)?;
+        Ok(npu.device().clone())
+    };
+    examine(&mut findings, false, &open, Some(path), &|path| load(model, path));
+    findings
+}
+
+#[test]
+fn it_agrees_with_a_run_about_every_fault() {
+    let quick = || Config { tdr_ms: 200, destroy_wait_ms: 50, ..Config::default() };
+    let fault = |faults: Faults| Config { faults, ..quick() };
+    let none = Faults::default;
+    let cases = [
+        ("none", quick(), true),
+        ("open", fault(Faults { open: Some(amdxdna_ioctl::Errno::ACCESS), ..none() }), false),
+        ("no context", fault(Faults { no_context: true, ..none() }), false),
+        ("a silent firmware", fault(Faults { management_silent: true, ..none() }), false),
+        ("memory", fault(Faults { memory_limit: Some(1 << 20), ..none() }), false),
+        ("the first command hangs", fault(Faults { hang_command: Some(0), ..none() }), true),
+        ("the first command fails", fault(Faults { fail_command: Some(0), ..none() }), true),
+        ("a late command hangs", fault(Faults { hang_command: Some(60), ..none() }), false),
+        ("a late command fails", fault(Faults { fail_command: Some(60), ..none() }), false),
+        ("commands beside each other are dropped", fault(Faults { beside: Some(Beside::Dropped), ..none() }), true),
+        ("commands beside each other fail", fault(Faults { beside: Some(Beside::Failed), ..none() }), true),
+        ("an error of the array", fault(Faults { async_error: Some(60), ..none() }), false),
+        ("signals", fault(Faults { interrupt_every: Some(2), ..none() }), true),
+        ("another protocol", Config { protocol: (5, 0), ..quick() }, false),
+        ("no slots", Config { slots: 1, ..quick() }, true),
+    ];
+    for (name, config, _) in cases {
+        // Each has a device of its own: counts of commands go on.
+        let works = run_works(&Model::new(config.clone()), bundle());
+        let findings = doctor(&Model::new(config), bundle());
+        let passed = findings.count(Verdict::Fail) == 0;
+        assert_eq!(passed, works, "{name}:\n{}", findings.text());
+        if !works {
+            let failed = findings.0.iter().find(|finding| finding.verdict == Verdict::Fail).unwrap();
+            assert!(failed.text.len() > 20, "{name}: {}", failed.text);
+        }
+    }
+}
+
+#[test]
+fn a_fallback_is_a_warning() {
+    let faults = Faults { beside: Some(Beside::Dropped), ..Faults::default() };
+    let findings = doctor(&Model::new(Config { faults, ..Config::default() }), bundle());
+    let dispatch = findings.0.iter().find(|finding| finding.what == "dispatch").unwrap();
+    assert_eq!((dispatch.verdict, findings.count(Verdict::Fail)), (Verdict::Warn, 0), "{}", findings.text());
+}
+
+#[test]
+fn a_bundle_that_is_not_whole_is_not_loaded() {
+    let findings = doctor(&Model::new(Config::default()), Path::new("/nowhere/at/all"));
+    let of = |what: &str| findings.0.iter().find(|finding| finding.what == what).map(|finding| finding.verdict);
+    assert_eq!((of("bundle"), of("token")), (Some(Verdict::Fail), Some(Verdict::Skip)), "{}", findings.text());
+    assert_eq!(findings.json()["passed"], false);
+}
