@@ -2,6 +2,7 @@
 
 use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
+use crate::serve::{self, ServeOptions};
 use crate::talk::{Asked, Style as Shown};
 use crate::wishes::{self, Wishes};
 use runtime::bundle::WeightFormat;
@@ -112,6 +113,10 @@ pub(crate) enum Request {
         ops: bool,
     },
     DriverCheck(driver_check::Options),
+    Serve {
+        bundle: PathBuf,
+        serve: ServeOptions,
+    },
     Help(Option<Command>),
     Version,
 }
@@ -202,6 +207,7 @@ struct Given {
     list: bool,
     tap: bool,
     danger: bool,
+    serve: serve::Given,
 }
 
 /// Parses what follows the program's name.
@@ -290,6 +296,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
         Command::DriverCheck => Request::DriverCheck(given.driver_check()?),
+        Command::Serve => {
+            let run = given.run();
+            let max_new = given.wishes.max_new();
+            Request::Serve { bundle: next(), serve: given.serve.options(run, max_new, given.wishes.wishes()?) }
+        }
     })
 }
 
@@ -364,6 +375,18 @@ impl Given {
             Flag::List => self.list = true,
             Flag::Tap => self.tap = true,
             Flag::Danger => self.danger = true,
+            Flag::Listen
+            | Flag::ApiKeyFile
+            | Flag::Anyone
+            | Flag::Cors
+            | Flag::Queue
+            | Flag::Sessions
+            | Flag::SessionMemory
+            | Flag::Deadline
+            | Flag::StopLimit
+            | Flag::MaxBody
+            | Flag::LogFormat
+            | Flag::ModelName => self.serve.take(spec, value)?,
             // Answered before anything else is looked at.
             Flag::Help | Flag::Version => {}
             _ => self.wishes.take(spec, value)?,

@@ -1,6 +1,7 @@
 //! How a run can end badly, and the code that the shell sees.
 
 use crate::arguments::UsageError;
+use crate::serve::ServeError;
 use runtime::ChatError;
 use runtime::bundle::BundleError;
 use runtime::chat::StoreError;
@@ -29,6 +30,9 @@ pub(crate) enum CliError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// There is no server.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -151,7 +155,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Closed => 0,
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Serve(ServeError::Open(_)) => 2,
             Self::Interrupted => 130,
             _ => 1,
         }

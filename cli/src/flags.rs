@@ -13,6 +13,7 @@ pub(crate) enum Command {
     Devices,
     Inspect,
     DriverCheck,
+    Serve,
 }
 
 /// A command, its words and its place in the help.
@@ -101,6 +102,13 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         optional: &[],
         help: "runs the table of driver cases: what a client may expect of a device node, rule by rule",
     },
+    CommandSpec {
+        command: Command::Serve,
+        word: "serve",
+        positional: &["bundle"],
+        optional: &[],
+        help: "answers many clients over OpenAI's interface, and shows a page to talk to",
+    },
 ];
 
 /// What a flag is, for the parser's `match`.
@@ -158,6 +166,18 @@ pub(crate) enum Flag {
     List,
     Tap,
     Danger,
+    Listen,
+    ApiKeyFile,
+    Anyone,
+    Cors,
+    Queue,
+    Sessions,
+    SessionMemory,
+    Deadline,
+    StopLimit,
+    MaxBody,
+    LogFormat,
+    ModelName,
     Help,
     Version,
 }
@@ -176,13 +196,22 @@ pub(crate) struct FlagSpec {
 
 const TALKS: &[Command] = &[Command::Chat, Command::Demo];
 const RUNS: &[Command] = &[Command::Chat, Command::Demo, Command::Check];
-const FILLS: &[Command] = &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::Doctor];
+const FILLS: &[Command] =
+    &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::Doctor, Command::Serve];
 const COMPUTES: &[Command] =
-    &[Command::Chat, Command::Demo, Command::Check, Command::Export, Command::Eval, Command::Doctor];
+    &[Command::Chat, Command::Demo, Command::Check, Command::Export, Command::Eval, Command::Doctor, Command::Serve];
 const EXPORTS: &[Command] = &[Command::Export];
 const INSPECTS: &[Command] = &[Command::Inspect];
-const OPENS: &[Command] =
-    &[Command::Chat, Command::Demo, Command::Check, Command::Eval, Command::Doctor, Command::DriverCheck];
+const OPENS: &[Command] = &[
+    Command::Chat,
+    Command::Demo,
+    Command::Check,
+    Command::Eval,
+    Command::Doctor,
+    Command::DriverCheck,
+    Command::Serve,
+];
+const ANSWERS: &[Command] = &[Command::Chat, Command::Demo, Command::Serve];
 const REPORTS: &[Command] = &[
     Command::Chat,
     Command::Demo,
@@ -194,6 +223,7 @@ const REPORTS: &[Command] = &[
     Command::DriverCheck,
 ];
 const DRIVER: &[Command] = &[Command::DriverCheck];
+const SERVES: &[Command] = &[Command::Serve];
 const ALL: &[Command] = &[
     Command::Chat,
     Command::Check,
@@ -205,6 +235,7 @@ const ALL: &[Command] = &[
     Command::Devices,
     Command::Inspect,
     Command::DriverCheck,
+    Command::Serve,
 ];
 
 const fn switch(flag: Flag, name: &'static str, commands: &'static [Command], help: &'static str) -> FlagSpec {
@@ -248,37 +279,43 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         TALKS,
         "show a JPEG or PNG picture before the prompt; - is standard input; may be given several times",
     ),
-    switch(Flag::Thinking, "thinking", TALKS, "let the model think before it answers: --think on"),
-    valued(Flag::Think, "think", "WHEN", TALKS, "on, off, or N: think for N tokens at most, then answer [off]"),
+    switch(Flag::Thinking, "thinking", ANSWERS, "let the model think before it answers: --think on"),
+    valued(Flag::Think, "think", "WHEN", ANSWERS, "on, off, or N: think for N tokens at most, then answer [off]"),
     switch(
         Flag::ShowThinking,
         "show-thinking",
         TALKS,
         "write what the model thinks to standard error, even where that is no terminal",
     ),
-    valued(Flag::MaxNew, "max-new", "N", TALKS, "end the answer after N tokens at the latest [1024]"),
+    valued(
+        Flag::MaxNew,
+        "max-new",
+        "N",
+        ANSWERS,
+        "end the answer after N tokens at the latest [1024; of a server: what the context holds]",
+    ),
     repeated(Flag::Stop, "stop", "TEXT", TALKS, "end the answer before this text; may be given several times"),
     valued(
         Flag::Preset,
         "preset",
         "NAME",
-        TALKS,
+        ANSWERS,
         "settings that Qwen3.5's model cards recommend: thinking, thinking-coding, instruct, instruct-reasoning or \
          instruct-small; the flags below change them one by one",
     ),
-    valued(Flag::Temperature, "temperature", "T", TALKS, "draw tokens; 0 takes the most probable one [0]"),
-    valued(Flag::TopK, "top-k", "K", TALKS, "draw from the K most probable tokens; 0 is all [0]"),
-    valued(Flag::TopP, "top-p", "P", TALKS, "draw from the most probable tokens that have P together [1]"),
-    valued(Flag::MinP, "min-p", "P", TALKS, "draw from tokens at least P times as probable as the first [0]"),
+    valued(Flag::Temperature, "temperature", "T", ANSWERS, "draw tokens; 0 takes the most probable one [0]"),
+    valued(Flag::TopK, "top-k", "K", ANSWERS, "draw from the K most probable tokens; 0 is all [0]"),
+    valued(Flag::TopP, "top-p", "P", ANSWERS, "draw from the most probable tokens that have P together [1]"),
+    valued(Flag::MinP, "min-p", "P", ANSWERS, "draw from tokens at least P times as probable as the first [0]"),
     valued(
         Flag::RepetitionPenalty,
         "repetition-penalty",
         "X",
-        TALKS,
+        ANSWERS,
         "make tokens of the prompt and the answer less probable; 1 is off [1]",
     ),
-    valued(Flag::PresencePenalty, "presence-penalty", "X", TALKS, "taken off a token that the answer has [0]"),
-    valued(Flag::FrequencyPenalty, "frequency-penalty", "X", TALKS, "taken off each time that it has it [0]"),
+    valued(Flag::PresencePenalty, "presence-penalty", "X", ANSWERS, "taken off a token that the answer has [0]"),
+    valued(Flag::FrequencyPenalty, "frequency-penalty", "X", ANSWERS, "taken off each time that it has it [0]"),
     repeated(
         Flag::LogitBias,
         "logit-bias",
@@ -316,10 +353,10 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
     switch(
         Flag::DropOldest,
         "drop-oldest",
-        TALKS,
+        ANSWERS,
         "leave the oldest questions and answers out when the context is full, instead of refusing",
     ),
-    valued(Flag::ChatTemplate, "chat-template", "FILE", TALKS, "a Jinja template in place of the bundle's"),
+    valued(Flag::ChatTemplate, "chat-template", "FILE", ANSWERS, "a Jinja template in place of the bundle's"),
     switch(Flag::Raw, "raw", TALKS, "take control tokens that are written out in texts for what they say"),
     valued(Flag::MaxCtx, "max-ctx", "N", FILLS, "room for N tokens of prompt and answer together [8192]"),
     switch(
@@ -357,7 +394,7 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         Flag::Speculate,
         "speculate",
         "KIND",
-        TALKS,
+        ANSWERS,
         "lookup: guess what follows wherever the text so far repeats, and check the guesses together; auto: as long as \
          that is faster; off. Takes as much memory again as the head, and may change a token by rounding [off]",
     ),
@@ -419,6 +456,44 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "danger",
         DRIVER,
         "run the cases too that change power modes, wait for the device to sleep, or have been seen to stop a driver",
+    ),
+    valued(
+        Flag::Listen,
+        "listen",
+        "WHERE",
+        SERVES,
+        "an address and a port, of which 0 is any; or unix:PATH [127.0.0.1:8080]",
+    ),
+    valued(
+        Flag::ApiKeyFile,
+        "api-key-file",
+        "FILE",
+        SERVES,
+        "answer only who sends the key in this file as a bearer token; the variable QWEN35_API_KEY does the same",
+    ),
+    switch(Flag::Anyone, "anyone", SERVES, "let other machines in without a key"),
+    FlagSpec {
+        flag: Flag::Cors,
+        name: "cors",
+        value: Some("ORIGIN"),
+        repeats: true,
+        help: "answer pages of this origin, such as https://example.org, in browsers; * for all; may be given several \
+               times",
+        commands: SERVES,
+    },
+    valued(Flag::Queue, "queue", "N", SERVES, "let N requests wait; one more is told to come again [32]"),
+    valued(Flag::Sessions, "sessions", "N", SERVES, "keep what was read of the last N conversations [8]"),
+    valued(Flag::SessionMemory, "session-memory", "MIB", SERVES, "keep no more than so much of it [1024]"),
+    valued(Flag::Deadline, "deadline", "S", SERVES, "end a request after S seconds, waiting included [600]"),
+    valued(Flag::StopLimit, "stop-limit", "S", SERVES, "let running answers go on for S seconds after a signal [30]"),
+    valued(Flag::MaxBody, "max-body", "MIB", SERVES, "take bodies of so many MiB [32]"),
+    valued(Flag::LogFormat, "log-format", "FORMAT", SERVES, "text or json, a line an event, on standard error [text]"),
+    valued(
+        Flag::ModelName,
+        "model-name",
+        "NAME",
+        SERVES,
+        "what clients call the model [the name of the bundle's directory]",
     ),
     switch(Flag::Help, "help", ALL, "show this"),
     switch(Flag::Version, "version", ALL, "show the version"),

@@ -19,6 +19,7 @@ mod npu;
 mod output;
 mod picture;
 mod prompt;
+mod serve;
 mod talk;
 mod verify;
 mod wishes;
@@ -74,6 +75,7 @@ fn run() -> Result<(), CliError> {
         Request::Devices => npu::list(),
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
         Request::DriverCheck(options) => driver_check::run(&options),
+        Request::Serve { bundle, serve } => serve::run(&bundle, &serve),
         Request::Help(command) => output::answer(&help::text(command)),
         Request::Version => output::answer(&format!("{} {}\n", help::NAME, env!("CARGO_PKG_VERSION"))),
     }

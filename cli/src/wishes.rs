@@ -132,6 +132,11 @@ impl Given {
         Ok(())
     }
 
+    /// The most tokens of an answer, if that was given.
+    pub(crate) fn max_new(&self) -> Option<usize> {
+        self.max_new
+    }
+
     /// What they come to together.
     pub(crate) fn wishes(self) -> Result<Wishes, UsageError> {
         let base = self.preset.map(Preset::sampling).unwrap_or_default();

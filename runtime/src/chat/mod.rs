@@ -200,9 +200,9 @@ impl Chat {
         &self.template
     }
 
-    /// Takes another template than the bundle's.
-    pub fn set_template(&mut self, template: Template) {
-        self.template = template;
+    /// Takes another template than the bundle's. Gives the one before.
+    pub fn set_template(&mut self, template: Template) -> Template {
+        std::mem::replace(&mut self.template, template)
     }
 
     /// Whether the bundle has a vision tower that was loaded.
