@@ -106,6 +106,11 @@ pub(crate) enum Request {
         json: bool,
         run: RunOptions,
     },
+    Top {
+        once: bool,
+        json: bool,
+        run: RunOptions,
+    },
     Devices,
     Inspect {
         path: PathBuf,
@@ -185,6 +190,7 @@ struct Given {
     wishes: wishes::Given,
     session: Option<PathBuf>,
     jsonl: bool,
+    once: bool,
     max_ctx: Option<usize>,
     interactive: bool,
     timing: bool,
@@ -293,6 +299,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         }
         Command::Verify => Request::Verify { bundle: next(), json: given.json },
         Command::Doctor => Request::Doctor { json: given.json, run: given.run(), bundle: positional.next() },
+        Command::Top => Request::Top { once: given.once, json: given.json, run: given.run() },
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
         Command::DriverCheck => Request::DriverCheck(given.driver_check()?),
@@ -324,6 +331,7 @@ impl Given {
             Flag::System => self.system = Some(text(spec, value)?),
             Flag::Image => self.asked.push(Asked::Image(value.into())),
             Flag::Session => self.session = Some(value.into()),
+            Flag::Once => self.once = true,
             Flag::JsonLines => self.jsonl = true,
             Flag::MaxCtx => self.max_ctx = Some(bounded(spec, value, MAX_CTX, "a whole number from 1 to 262144")?),
             Flag::Interactive => self.interactive = true,

@@ -10,6 +10,7 @@ pub(crate) enum Command {
     Verify,
     Demo,
     Doctor,
+    Top,
     Devices,
     Inspect,
     DriverCheck,
@@ -81,6 +82,13 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         help: "looks at everything that a run needs, from the hardware to one token, and says what is wrong and what to do",
     },
     CommandSpec {
+        command: Command::Top,
+        word: "top",
+        positional: &[],
+        optional: &[],
+        help: "shows what the NPU is doing: contexts by process, commands, errors, clocks, power",
+    },
+    CommandSpec {
         command: Command::Devices,
         word: "devices",
         positional: &[],
@@ -144,6 +152,7 @@ pub(crate) enum Flag {
     ChatTemplate,
     Raw,
     JsonLines,
+    Once,
     MaxCtx,
     Interactive,
     Timing,
@@ -208,6 +217,7 @@ const OPENS: &[Command] = &[
     Command::Check,
     Command::Eval,
     Command::Doctor,
+    Command::Top,
     Command::DriverCheck,
     Command::Serve,
 ];
@@ -219,6 +229,7 @@ const REPORTS: &[Command] = &[
     Command::Eval,
     Command::Verify,
     Command::Doctor,
+    Command::Top,
     Command::Inspect,
     Command::DriverCheck,
 ];
@@ -232,6 +243,7 @@ const ALL: &[Command] = &[
     Command::Verify,
     Command::Demo,
     Command::Doctor,
+    Command::Top,
     Command::Devices,
     Command::Inspect,
     Command::DriverCheck,
@@ -431,6 +443,7 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
     ),
     switch(Flag::Json, "json", REPORTS, "say it in JSON"),
     switch(Flag::JsonLines, "jsonl", TALKS, "say what happens as it does, in JSON, an event a line"),
+    switch(Flag::Once, "once", &[Command::Top], "show it once, and leave"),
     switch(Flag::Ops, "ops", INSPECTS, "list every operation, command or call, one a line"),
     FlagSpec {
         flag: Flag::Group,

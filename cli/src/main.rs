@@ -21,6 +21,7 @@ mod picture;
 mod prompt;
 mod serve;
 mod talk;
+mod top;
 mod verify;
 mod wishes;
 
@@ -72,6 +73,7 @@ fn run() -> Result<(), CliError> {
         Request::Eval { bundle, file, json, run } => eval::run(&bundle, &file, json, &run),
         Request::Verify { bundle, json } => verify::run(&bundle, json),
         Request::Doctor { bundle, json, run } => doctor::run(bundle.as_deref(), json, &run),
+        Request::Top { once, json, run } => top::run(once, json, &run),
         Request::Devices => npu::list(),
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
         Request::DriverCheck(options) => driver_check::run(&options),

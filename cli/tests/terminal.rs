@@ -216,3 +216,20 @@ fn a_dumb_terminal_is_enough() {
     terminal.keys("\x04");
     assert_eq!(terminal.ends(), Some(0));
 }
+
+#[test]
+fn top_leaves_the_screen_as_it_was() {
+    let mut terminal = Terminal::start("xterm", &["top", "--device", "model"]);
+    terminal.shows("\x1b[?1049h");
+    terminal.shows("nobody uses it");
+    // It is drawn anew.
+    terminal.shows("nobody uses it");
+    terminal.keys("q");
+    terminal.shows("\x1b[?1049l");
+    assert_eq!(terminal.ends(), Some(0));
+    let mut terminal = Terminal::start("xterm", &["top", "--device", "model"]);
+    terminal.shows("nobody uses it");
+    terminal.keys("\x03");
+    terminal.shows("\x1b[?1049l");
+    assert_eq!(terminal.ends(), Some(0));
+}

@@ -8,6 +8,9 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use device::padded;
+pub(crate) use machine::process;
+
 use crate::arguments::{DeviceChoice, RunOptions};
 use crate::device as places;
 use crate::device::Loaded;
