@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+mod clients;
 mod demo;
 mod device;
 mod driver;
@@ -44,7 +45,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 15] = [
+const STAGES: [(&str, Stage); 17] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -57,6 +58,8 @@ const STAGES: [(&str, Stage); 15] = [
     ("readme", readme::run),
     ("bench", bench),
     ("demo", demo::run),
+    ("clients", clients::run),
+    ("load", load),
     ("xrt", xrt::run),
     ("driver", driver::run),
     (OTHERS, driver::others),
@@ -67,8 +70,10 @@ const OTHERS: &str = "driver-others";
 pub(crate) const HELP: &str = "\
 cargo xtask check [STAGE]...
   runs the stages named, or all but driver-others; a stage passes, fails or says why it was skipped
-    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo xrt driver driver-others
+    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load xrt driver
+    driver-others
   QWEN35_ORACLE=DIR  reference runs for the stage oracle
+  QWEN35_PROGRAM=P   this program in the stages clients and load, instead of a release build
 cargo xtask check --device NODE [--bundle B]
   this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's references";
 
@@ -137,6 +142,17 @@ fn clippy(root: &Path) -> Outcome {
 /// The bench on tiny shapes: that it runs and counts right, not what it measures.
 fn bench(_root: &Path) -> Outcome {
     match crate::bench::smoke() {
+        Ok(said) => {
+            crate::print(&format!("{said}\n"));
+            Outcome::Pass(Tally::ONE_PASSED)
+        }
+        Err(why) => Outcome::Fail(Tally::ONE_FAILED, why),
+    }
+}
+
+/// A short load: that a server bears it, not how fast it is.
+fn load(_root: &Path) -> Outcome {
+    match crate::load::under(&crate::load::Load { requests: 400, ..crate::load::Load::default() }) {
         Ok(said) => {
             crate::print(&format!("{said}\n"));
             Outcome::Pass(Tally::ONE_PASSED)

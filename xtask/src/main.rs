@@ -3,6 +3,8 @@
 mod abi;
 mod bench;
 mod check;
+mod load;
+mod server;
 mod supervise;
 mod synth;
 mod timed;
@@ -15,14 +17,15 @@ const HELP: &str = "\
 cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
-                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo xrt driver; and, only where it
-                     is named, driver-others: the table on other firmware, parts and address modes
+                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load xrt driver; and,
+                     only where it is named, driver-others: the table on other firmware, parts and address modes
   check --device NODE [--bundle B]
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's
                      references; leaves the device as it found it
   abi [--header H]   the crate's ABI tables against the kernel's header: this machine's, else Debian's
   bench [OPTION]...  our runtime and a runtime by others, measured in turn, beside the machine's limits; `bench --help`
                      for more
+  load [OPTION]...   a server under clients that ask, go away, talk nonsense and read slowly; `load --help` for more
   supervise -- PROGRAM [ARGUMENT]...
                      a program that uses the driver, on the software NPU; `supervise --help` for more
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         "abi" => abi::run(&rest),
         "bench" => bench::run(&rest),
         "check" => check::run(&rest),
+        "load" => load::run(&rest),
         "supervise" => supervise::run(&rest),
         "synth-bundle" => synth::run(&rest),
         "vm" => vm::run(&rest),
@@ -77,6 +81,7 @@ fn help_of(command: &str) -> Option<&'static str> {
         "abi" => abi::HELP,
         "bench" => bench::HELP,
         "check" => check::HELP,
+        "load" => load::HELP,
         "supervise" => supervise::HELP,
         "synth-bundle" => synth::HELP,
         "vm" => vm::HELP,

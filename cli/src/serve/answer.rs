@@ -163,6 +163,8 @@ impl Answers {
         };
         match (broken, answered) {
             (Some(reason), _) => {
+                // Before anybody hears of it: who then asks is told the same.
+                state.unhealthy(&reason, Duration::ZERO);
                 tell(Piece::Failed(ApiError::Device(reason.clone())));
                 Answered::Broken(reason)
             }

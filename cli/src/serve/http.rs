@@ -157,8 +157,10 @@ impl App {
         let status = response.status().as_u16();
         let name = route.map_or("other", Route::name);
         self.metrics.request(name, status);
-        let quiet = route.is_some_and(Route::is_open) || route == Some(Route::Metrics);
-        if !quiet || status >= 400 {
+        // Looked at all the time.
+        let quiet =
+            matches!(route, Some(Route::Health | Route::Metrics)) || route.is_some_and(Route::is_open) && status < 400;
+        if !quiet {
             self.log.info(
                 "request",
                 &[

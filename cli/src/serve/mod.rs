@@ -17,6 +17,8 @@ mod flow;
 mod gate;
 mod http;
 mod job;
+#[cfg(test)]
+mod life_tests;
 mod listen;
 mod log;
 mod metrics;

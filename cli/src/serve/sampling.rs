@@ -25,6 +25,10 @@ pub(super) fn sampling(fields: &Fields<'_>, default: &Sampling) -> Result<Sampli
             *value = number;
         }
     }
+    // 0 is allowed in the common interface, and means the most probable token alone.
+    if out.top_p == 0.0 {
+        out.top_p = f32::MIN_POSITIVE;
+    }
     // Others write -1 for all.
     if fields.get("top_k").is_some_and(|value| value.as_i64() != Some(-1)) {
         out.top_k = fields.whole("top_k", 0, u32::MAX.into())?.unwrap_or(0) as usize;
@@ -144,6 +148,7 @@ mod tests {
             logprobs: None,
         };
         assert_eq!(of(all, plain), Ok(wanted));
+        assert!(of(json!({"top_p": 0}), plain).unwrap().check(9).is_ok());
         assert_eq!(of(json!({"top_k": -1}), plain).unwrap().top_k, 0);
         for bad in [
             json!({"temperature": "warm"}),

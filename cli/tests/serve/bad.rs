@@ -23,7 +23,7 @@ fn what_is_wrong_with_a_body_is_said() {
         (with(json!({"model": "gpt-4o"})), 404, "there is no model `gpt-4o`"),
         (with(json!({"n": 3})), 400, "`n`"),
         (with(json!({"temperature": -1})), 400, "temperature is -1"),
-        (with(json!({"top_p": 0})), 400, "top_p is 0"),
+        (with(json!({"top_p": 2})), 400, "top_p is 2"),
         (with(json!({"top_k": 1_000_000})), 400, "top_k"),
         (with(json!({"logit_bias": {"99999999": 1}})), 400, "logit_bias token"),
         (with(json!({"max_tokens": 0})), 400, "`max_tokens`"),
