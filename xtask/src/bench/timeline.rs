@@ -162,7 +162,7 @@ struct Span {
 
 /// Stages of the host and commands of the NPU out of Chrome's trace events.
 fn spans(trace: &Value) -> [Vec<Span>; 2] {
-    let (mut host, mut npu) = (Vec::new(), Vec::new());
+    let (mut host, mut npu): (Vec<Span>, Vec<Span>) = (Vec::new(), Vec::new());
     let mut last = 0.0f64;
     let mut begun = std::collections::BTreeMap::new();
     for event in trace["traceEvents"].as_array().into_iter().flatten() {
@@ -184,6 +184,8 @@ fn spans(trace: &Value) -> [Vec<Span>; 2] {
             _ => {}
         }
     }
+    // A stage is told when it ends, so one inside of another comes first.
+    host.sort_by(|a, b| a.from.total_cmp(&b.from));
     [host, npu]
 }
 
@@ -205,7 +207,7 @@ fn draw(title: &str, trace: &Value) -> String {
     };
     let rows = names.len().div_ceil(8) as f64;
     let height = TOP + 2.0 * TRACK + 34.0 + 16.0 * rows;
-    let full = LEFT + WIDTH + 20.0;
+    let full = LEFT + WIDTH + 40.0;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{full}\" height=\"{height}\" viewBox=\"0 0 {full} {height}\">\n\
          <style>text{{font:12px sans-serif;fill:#222}}</style>\n<rect width=\"{full}\" height=\"{height}\" fill=\"#fff\"/>\n\
@@ -253,6 +255,7 @@ mod tests {
     fn a_command_begins_where_the_one_before_it_ended() {
         let trace = json!({"traceEvents": [
             {"ph": "M", "name": "thread_name"},
+            {"ph": "X", "name": "submit", "ts": 2.0, "dur": 0.5},
             {"ph": "X", "name": "norm", "ts": 1.0, "dur": 2.0},
             {"ph": "b", "id": 1, "name": "gu", "ts": 3.0},
             {"ph": "b", "id": 2, "name": "down", "ts": 4.0},
@@ -261,7 +264,7 @@ mod tests {
         ]});
         let span = |name: &str, from, to| Span { name: name.to_owned(), from, to };
         let [host, npu] = spans(&trace);
-        assert_eq!(host, [span("norm", 1.0, 3.0)]);
+        assert_eq!(host, [span("norm", 1.0, 3.0), span("submit", 2.0, 2.5)]);
         assert_eq!(npu, [span("gu", 3.0, 10.0), span("down", 10.0, 15.0)]);
         let svg = draw("t", &trace);
         assert_eq!(svg.matches("<path").count(), 3);
