@@ -3,6 +3,7 @@
 use crate::driver_check::{self, Style};
 use crate::flags::{COMMANDS, Command, CommandSpec, Flag, FlagSpec, command_spec, flag_named};
 use crate::serve::{self, ServeOptions};
+use crate::shell::Shell;
 use crate::talk::{Asked, Style as Shown};
 use crate::wishes::{self, Wishes};
 use runtime::bundle::WeightFormat;
@@ -122,6 +123,8 @@ pub(crate) enum Request {
         bundle: PathBuf,
         serve: ServeOptions,
     },
+    Manual,
+    Completions(Shell),
     Help(Option<Command>),
     Version,
 }
@@ -159,6 +162,8 @@ pub(crate) enum UsageError {
     NoCases,
     #[error("nothing to ask: give --prompt, --prompt-file or --interactive")]
     NoPrompt,
+    #[error("completions for `{0}`: there are bash, zsh and fish")]
+    NoShell(String),
     #[error("no text to foretell: give --file")]
     NoText,
     #[error("--{0} and --{1} exclude each other")]
@@ -300,6 +305,12 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         Command::Verify => Request::Verify { bundle: next(), json: given.json },
         Command::Doctor => Request::Doctor { json: given.json, run: given.run(), bundle: positional.next() },
         Command::Top => Request::Top { once: given.once, json: given.json, run: given.run() },
+        Command::Manual => Request::Manual,
+        Command::Completions => {
+            let name = next();
+            let shell = name.to_str().and_then(Shell::from_name);
+            Request::Completions(shell.ok_or_else(|| UsageError::NoShell(name.display().to_string()))?)
+        }
         Command::Devices => Request::Devices,
         Command::Inspect => Request::Inspect { path: next(), json: given.json, ops: given.ops },
         Command::DriverCheck => Request::DriverCheck(given.driver_check()?),

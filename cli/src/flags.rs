@@ -15,6 +15,8 @@ pub(crate) enum Command {
     Inspect,
     DriverCheck,
     Serve,
+    Manual,
+    Completions,
 }
 
 /// A command, its words and its place in the help.
@@ -116,6 +118,20 @@ pub(crate) const COMMANDS: &[CommandSpec] = &[
         positional: &["bundle"],
         optional: &[],
         help: "answers many clients over OpenAI's interface, and shows a page to talk to",
+    },
+    CommandSpec {
+        command: Command::Manual,
+        word: "manual",
+        positional: &[],
+        optional: &[],
+        help: "writes the manual page: `qwen35-direct manual | man -l -`",
+    },
+    CommandSpec {
+        command: Command::Completions,
+        word: "completions",
+        positional: &["shell"],
+        optional: &[],
+        help: "writes what bash, zsh or fish reads to complete command lines",
     },
 ];
 
@@ -248,6 +264,8 @@ const ALL: &[Command] = &[
     Command::Inspect,
     Command::DriverCheck,
     Command::Serve,
+    Command::Manual,
+    Command::Completions,
 ];
 
 const fn switch(flag: Flag, name: &'static str, commands: &'static [Command], help: &'static str) -> FlagSpec {

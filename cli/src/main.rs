@@ -20,6 +20,7 @@ mod output;
 mod picture;
 mod prompt;
 mod serve;
+mod shell;
 mod talk;
 mod top;
 mod verify;
@@ -78,6 +79,8 @@ fn run() -> Result<(), CliError> {
         Request::Inspect { path, json, ops } => inspect::run(&path, json, ops),
         Request::DriverCheck(options) => driver_check::run(&options),
         Request::Serve { bundle, serve } => serve::run(&bundle, &serve),
+        Request::Manual => output::answer(&shell::manual()),
+        Request::Completions(shell) => output::answer(&shell::completions(shell)),
         Request::Help(command) => output::answer(&help::text(command)),
         Request::Version => output::answer(&format!("{} {}\n", help::NAME, env!("CARGO_PKG_VERSION"))),
     }

@@ -12,6 +12,7 @@ use std::time::Instant;
 mod clients;
 mod demo;
 mod device;
+mod dist;
 mod driver;
 mod hygiene;
 mod notes;
@@ -45,7 +46,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 17] = [
+const STAGES: [(&str, Stage); 18] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -60,6 +61,7 @@ const STAGES: [(&str, Stage); 17] = [
     ("demo", demo::run),
     ("clients", clients::run),
     ("load", load),
+    ("dist", dist::run),
     ("xrt", xrt::run),
     ("driver", driver::run),
     (OTHERS, driver::others),
@@ -70,7 +72,7 @@ const OTHERS: &str = "driver-others";
 pub(crate) const HELP: &str = "\
 cargo xtask check [STAGE]...
   runs the stages named, or all but driver-others; a stage passes, fails or says why it was skipped
-    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load xrt driver
+    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load dist xrt driver
     driver-others
   QWEN35_ORACLE=DIR  reference runs for the stage oracle
   QWEN35_PROGRAM=P   this program in the stages clients and load, instead of a release build

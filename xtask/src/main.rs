@@ -3,6 +3,7 @@
 mod abi;
 mod bench;
 mod check;
+mod dist;
 mod load;
 mod server;
 mod supervise;
@@ -17,8 +18,8 @@ const HELP: &str = "\
 cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
-                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load xrt driver; and,
-                     only where it is named, driver-others: the table on other firmware, parts and address modes
+                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load dist xrt driver;
+                     and, only where it is named, driver-others: the table on other firmware, parts and address modes
   check --device NODE [--bundle B]
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's
                      references; leaves the device as it found it
@@ -26,6 +27,7 @@ cargo xtask <command>
   bench [OPTION]...  our runtime and a runtime by others, measured in turn, beside the machine's limits; `bench --help`
                      for more
   load [OPTION]...   a server under clients that ask, go away, talk nonsense and read slowly; `load --help` for more
+  dist               what a user downloads: a static binary, a Debian package, manual page, completions, units, checksums
   supervise -- PROGRAM [ARGUMENT]...
                      a program that uses the driver, on the software NPU; `supervise --help` for more
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         "bench" => bench::run(&rest),
         "check" => check::run(&rest),
         "load" => load::run(&rest),
+        "dist" => dist::run(&rest),
         "supervise" => supervise::run(&rest),
         "synth-bundle" => synth::run(&rest),
         "vm" => vm::run(&rest),
@@ -82,6 +85,7 @@ fn help_of(command: &str) -> Option<&'static str> {
         "bench" => bench::HELP,
         "check" => check::HELP,
         "load" => load::HELP,
+        "dist" => dist::HELP,
         "supervise" => supervise::HELP,
         "synth-bundle" => synth::HELP,
         "vm" => vm::HELP,

@@ -183,6 +183,11 @@ pub(crate) fn available() -> Result<(), String> {
     fetch::possible().map_err(|why| {
         format!("{why}; `cargo xtask vm` takes your own machine by --qemu FILE, --kernel FILE and --modules DIR")
     })?;
+    static_target()
+}
+
+/// Whether static binaries can be built here; else why not.
+pub(crate) fn static_target() -> Result<(), String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let found = Command::new(rustc).args(["--print", "target-libdir", "--target", TRIPLE]).output();
     let library = found.map(|out| PathBuf::from(String::from_utf8_lossy(&out.stdout).trim())).unwrap_or_default();
