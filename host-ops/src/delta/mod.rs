@@ -1,5 +1,4 @@
 //! Gated DeltaNet: causal convolution, gates, the recurrence of the delta rule, gated norm.
-
 //!
 //! A head's state `[key_dim, value_dim]` falls into panels of 16 value columns that never meet: a panel is the unit of
 //! work, it stays in the first level cache for all tokens of a call, and it is how the state is stored.
