@@ -364,3 +364,61 @@ fn a_sequence_that_does_not_fit_or_is_damaged_is_refused_by_name() {
     let (mut short, _device) = load(&bundles()[0], KvFormat::F32, 69);
     assert!(matches!(read(&mut short, &good), Err(StateError::TooLong { tokens: 70, max_ctx: 69 })));
 }
+
+/// A checksum says that bytes are as somebody wrote them, not that this program did.
+#[test]
+fn a_sequence_that_goes_on_at_a_position_past_all_numbers_is_refused() {
+    let (mut model, _device) = load(&bundles()[0], KvFormat::F32, 4096);
+    words(&mut model, 70, 0);
+    let mut bytes = Vec::new();
+    model.save_state(&mut bytes).unwrap();
+    let end = bytes.len() - 32;
+    for (position, fits) in [(u32::MAX, false), (u32::MAX / 2 + 1, false), (u32::MAX / 2, true)] {
+        bytes[32..36].copy_from_slice(&position.to_le_bytes());
+        let digest = runtime::checksums::digest(&bytes[..end]);
+        bytes[end..].copy_from_slice(&digest);
+        match model.load_state(&mut &bytes[..]) {
+            Ok(()) => {
+                assert!(fits, "{position}");
+                words(&mut model, 300, 1);
+                model.decode(7).unwrap();
+                assert_eq!(model.next_position(), position + 301);
+            }
+            Err(StateError::Position { found }) => assert!(!fits && found == position),
+            Err(error) => panic!("{position}: {error}"),
+        }
+    }
+}
+
+fn duplicate(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            duplicate(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// What was read depends on the embeddings, which lie in the head.
+#[test]
+fn a_sequence_of_a_model_that_differs_in_its_head_alone_is_refused() {
+    let bundle = &bundles()[0];
+    let (mut model, _device) = load(bundle, KvFormat::F32, 4096);
+    words(&mut model, 70, 0);
+    let mut bytes = Vec::new();
+    model.save_state(&mut bytes).unwrap();
+    let copy = bundle.with_file_name("other-head");
+    duplicate(bundle, &copy);
+    let index = std::fs::read_to_string(copy.join("tensors.txt")).unwrap();
+    let line = index.lines().find(|line| line.starts_with("head0 ")).unwrap();
+    let at: usize = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+    let mut tensors = std::fs::read(copy.join("tensors.bin")).unwrap();
+    tensors[at + 1] ^= 1;
+    std::fs::write(copy.join("tensors.bin"), tensors).unwrap();
+    let (mut other, _device) = load(&copy, KvFormat::F32, 4096);
+    let said = other.load_state(&mut &bytes[..]).unwrap_err().to_string();
+    assert!(said.contains("its weights are others"), "{said}");
+}

@@ -14,6 +14,7 @@ use host_ops::attention::KvFormat;
 use sha2::{Digest as _, Sha256};
 
 use super::Model;
+use super::kernels::Linear;
 use super::layer::{Layer, Mixer};
 use super::sequence::{Memory, Sequence, Snapshot};
 
@@ -27,6 +28,9 @@ const PIECE: usize = 1 << 20;
 
 /// Bytes of every packed weight that tell one model from another.
 const SAMPLE: usize = 4096;
+
+/// The last position at which a sequence goes on: there is room for any prompt behind it.
+const LAST: u32 = u32::MAX / 2;
 
 /// Why a sequence could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +75,14 @@ pub enum StateError {
         tokens: u64,
         /// Tokens that the context holds.
         max_ctx: usize,
+    },
+    /// Its next token would stand where none can.
+    #[error(
+        "the saved sequence goes on at position {found}, which no text reaches ({LAST} is the last): read its text anew"
+    )]
+    Position {
+        /// Position of its next token.
+        found: u32,
     },
     /// It is not what was written.
     #[error("the saved sequence is damaged: its checksum is not that of its bytes")]
@@ -213,6 +225,9 @@ impl Model {
         if dims[2] != own[2] {
             return Err(StateError::Format { found: format_name(dims[2]), wanted: format_name(own[2]) });
         }
+        if next_position > LAST {
+            return Err(StateError::Position { found: next_position });
+        }
         match usize::try_from(tokens) {
             Ok(len) if len <= self.max_ctx() => Ok((len, next_position)),
             _ => Err(StateError::TooLong { tokens, max_ctx: self.max_ctx() }),
@@ -230,9 +245,15 @@ impl Model {
     }
 
     /// Tells models apart: a digest of all that the host knows of the layers, and of the beginning of every packed
-    /// weight. A model that was trained further has other ones.
+    /// weight, the head and embeddings included. A model that was trained further has other ones.
     fn identity(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
+        let sample = |hash: &mut Sha256, linear: &Linear| {
+            // Nothing writes to weights: they can always be read.
+            let Ok(bytes) = linear.weights().read() else { return };
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(&bytes[..bytes.len().min(SAMPLE)]);
+        };
         for Layer { ln1, ln2, input, o, gu, down, mixer, .. } in &self.text.layers {
             let own: [&[f32]; 5] = match mixer {
                 Mixer::Linear { ba, taps, a, dt_bias, norm, shape, .. } => {
@@ -248,14 +269,19 @@ impl Model {
                 hash.update((floats.len() as u64).to_le_bytes());
                 hash.update(bytemuck::cast_slice::<f32, u8>(floats));
             }
-            for linear in [input, o, gu].into_iter().chain(down) {
-                // Nothing writes to weights: they can always be read.
-                let Ok(bytes) = linear.weights().read() else { continue };
-                hash.update((bytes.len() as u64).to_le_bytes());
-                hash.update(&bytes[..bytes.len().min(SAMPLE)]);
+            [input, o, gu].into_iter().chain(down).for_each(|linear| sample(&mut hash, linear));
+        }
+        hash.update(bytemuck::cast_slice::<f32, u8>(&self.text.ln_f));
+        self.text.head.iter().for_each(|part| sample(&mut hash, part));
+        let params = &self.text.params;
+        if params.untied {
+            for name in (0..params.head_parts).map(|part| format!("embed{part}")) {
+                let mut bytes = vec![0; self.bundle.tensor_bytes(&name).unwrap_or(0).min(SAMPLE)];
+                // What cannot be read any more is as good as zeros: tokens will be an error.
+                let _ = self.bundle.read_at(&name, 0, &mut bytes);
+                hash.update(&bytes);
             }
         }
-        let params = &self.text.params;
         hash.update(format!("{} {} {:?}", params.rope_dim, params.rope_theta, params.mrope_section));
         hash.finalize().into()
     }
