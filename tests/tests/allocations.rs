@@ -17,7 +17,7 @@ use driver_tests::tiny;
 use npu_model::{Config, Model};
 use runtime::LoadOptions;
 use runtime::bundle::Bundle;
-use runtime::model::{Input, Model as Qwen};
+use runtime::model::{Input, Model as Qwen, ModelError, Speculate, Speculator};
 use runtime::npu::Npu;
 
 thread_local! {
@@ -117,6 +117,18 @@ fn a_token_allocates_nothing() {
         COUNTED.set(false);
         assert!(best.is_some());
         assert_eq!(COUNT.get(), 0, "token {id}");
+    }
+    // An answer asks through a speculator, whether there are guesses or not.
+    let mut speculator = Speculator::new(Speculate::Off, &[]);
+    speculator.begin(&ids);
+    let mut choose = |logits: &[f32]| host_ops::sample::argmax(logits).map(|id| id as u32).ok_or(ModelError::NoNumbers);
+    let mut id = speculator.next(&mut model, 5, 6, &mut choose).unwrap();
+    for room in (0..6).rev() {
+        COUNT.set(0);
+        COUNTED.set(true);
+        id = speculator.next(&mut model, id, room, &mut choose).unwrap();
+        COUNTED.set(false);
+        assert_eq!(COUNT.get(), 0, "an answer's token, {room} before the last");
     }
     // The counter counts.
     COUNTED.set(true);

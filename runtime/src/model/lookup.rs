@@ -51,10 +51,10 @@ impl Guesses {
     #[must_use]
     pub fn since(&self, before: &Guesses) -> Guesses {
         Guesses {
-            runs: self.runs - before.runs,
-            guessed: self.guessed - before.guessed,
-            accepted: self.accepted - before.accepted,
-            steps: self.steps - before.steps,
+            runs: self.runs.saturating_sub(before.runs),
+            guessed: self.guessed.saturating_sub(before.guessed),
+            accepted: self.accepted.saturating_sub(before.accepted),
+            steps: self.steps.saturating_sub(before.steps),
             run_time: self.run_time.saturating_sub(before.run_time),
             step_time: self.step_time.saturating_sub(before.step_time),
         }
@@ -183,6 +183,12 @@ impl Speculator {
             self.history.guess(most, &self.never, &mut self.ids);
         }
         let started = Instant::now();
+        if self.ids.len() == 1 {
+            // As a run of one token, without memory for what it gives.
+            let chosen = choose(model.decode(token)?)?;
+            self.learn(started.elapsed(), 1);
+            return Ok(chosen);
+        }
         let chosen = model.decode_run(&self.ids, choose)?;
         let took = started.elapsed();
         self.learn(took, chosen.len());

@@ -31,7 +31,7 @@ impl Model {
     ///
     /// # Errors
     /// More tokens than [`Model::longest_run`], unknown tokens, what `choose` says, failures of the device. After all but
-    /// the first the sequence is empty.
+    /// the first the sequence is empty; with one token it is as [`Model::decode`] leaves it.
     pub fn decode_run(
         &mut self,
         ids: &[u32],
