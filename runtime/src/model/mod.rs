@@ -422,15 +422,16 @@ impl Model {
         drop(awake);
         if let Err(error) = result {
             if !matches!(error, ModelError::NoSuchToken { .. }) {
-                // Some layers have taken the token in, others have not.
+                // Some layers have taken the token in, others have not; and where the host failed, the NPU may be at work.
+                let _ = self.kernels.drain();
+                self.recorder.clear();
                 self.reset();
             }
             return Err(error);
         }
         self.len += 1;
         self.next_position += 1;
-        let Model { kernels, text, pool, probe, recorder, .. } = self;
-        text.logits(&mut Run { kernels, pool, recorder, probe })
+        self.logits()
     }
 
     /// Logits of the token that follows the sequence: `[vocab]`.
@@ -440,7 +441,13 @@ impl Model {
     pub fn logits(&mut self) -> Result<&[f32], ModelError> {
         self.kernels.usable()?;
         let Model { kernels, text, pool, probe, recorder, .. } = self;
-        text.logits(&mut Run { kernels, pool, recorder, probe })
+        if let Err(error) = text.logits(&mut Run { kernels, pool, recorder, probe }) {
+            // Where the host failed, the NPU may be at work. The first error is the one to tell.
+            let _ = self.kernels.drain();
+            self.recorder.clear();
+            return Err(error);
+        }
+        Ok(&self.text.logits[..self.text.params.vocab])
     }
 }
 
