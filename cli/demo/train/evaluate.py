@@ -116,9 +116,9 @@ def cases(rng, writer, n, others):
     both = {"add", "clock"}
 
     def called(kind, names=both, **k):
-        if kind in ("clock", "time, none offered"):
-            return tools.clock(rng, names, **k)
-        digits = {"add: one digit": 1, "add: two digits": 2, "add: three digits": 3}.get(kind) or rng.choice([2, 3])
+        if kind in ("clock", "clock with seconds", "time, none offered"):
+            return tools.clock(rng, names, seconds=kind == "clock with seconds", **k)
+        digits = {"add: one digit": 1, "add: two digits": 2}.get(kind, 2)
         return tools.add(rng, names, digits=digits, **k)
 
     def ordinary(kind, names):
@@ -145,9 +145,15 @@ def cases(rng, writer, n, others):
     for kind in CALLS:
         for i in range(n):
             none = kind.endswith("none offered")
-            definitions, names = tools.offer(rng, [] if none else ["add", "clock"] if rng.random() < 0.6 else ["clock"] if kind == "clock" else ["add"])
+            definitions, names = tools.offer(rng, [] if none else ["add", "clock"] if rng.random() < 0.6 else ["clock"] if kind.startswith("clock") else ["add"])
             if none and rng.random() < 0.5:
                 definitions = None
+            if kind == "add to that":
+                if i < others:
+                    first = called("add: two digits", names)
+                    u = called(kind, names, before=int(first["result"]), again=True, more=True)
+                    add("second turn, elliptic", kind, None, [first, u], definitions=definitions, keep=rng.random() < 0.5)
+                continue
             add("trained wording", kind, None, [called(kind, names)], definitions=definitions)
             if i < others:
                 add("thinking", kind, None, [called(kind, names)], definitions=definitions, thinking=True)
@@ -157,7 +163,7 @@ def cases(rng, writer, n, others):
                 if not none:
                     add("tools offered", kind, None, [called(kind)], definitions=tools.EXAMPLE)
                     first = called(kind, names)
-                    u = called(kind, names, **(dict(again=True) if kind == "clock" else dict(before=int(first["result"]), again=True)))
+                    u = called(kind, names, **(dict(again=True) if kind.startswith("clock") else dict(before=int(first["result"]), again=True, more=False)))
                     add("second turn, elliptic", kind, None, [first, u], definitions=definitions, keep=rng.random() < 0.5)
             if i < 2 * others:
                 add("new wording", kind, None, [called(kind, names, held=True)], definitions=definitions)
@@ -182,7 +188,7 @@ def batches(found, size=16, seed=1):
 
 
 GROUPS = ["trained wording", "new wording", "second turn, elliptic", "second turn, any", "thinking", "system prompt", "other picture sizes", "tools offered", "new picture in the second turn"]
-CALLS = ["add: one digit", "add: two digits", "add: three digits", "clock", "big sum, none offered", "time, none offered"]
+CALLS = ["add: one digit", "add: two digits", "add to that", "clock", "clock with seconds", "small sum, none offered", "time, none offered"]
 BOTH = ["new wording"]  # measured as it is and as packed; the other groups as packed
 
 

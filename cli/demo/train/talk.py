@@ -223,7 +223,7 @@ BEYOND_HELD = ["What is the capital of Italy?", "Why is the grass green?", "Writ
 BEYOND_ANSWER = "Sorry, I am too small for that. I only know about coloured shapes and small numbers."
 WORDS = ("the a of my your dog cat house tree water car city music book paper time day night river mountain computer phone game food bread cheese history science write explain translate why how when who tell give make find "
          "buy sell run walk think about with from into over under between money work school friend family world war peace love").split()
-SUMS = (["What is {x} plus {y}?", "What is {x} + {y}?", "{x} + {y}", "{x} + {y} = ?", "How much is {x} plus {y}?", "Add {x} and {y}.", "{x} plus {y}?", "What is the sum of {x} and {y}?", "How much is {x} + {y}?", "{x} + {y}?"],
+SUMS = (["What is {x} plus {y}?", "What is {x} + {y}?", "{x} + {y}", "{x} + {y} = ?", "How much is {x} plus {y}?", "Add {x} and {y}.", "{x} plus {y}?", "What is the sum of {x} and {y}?", "How much is {x} + {y}?", "{x} + {y}?", "Can you add {x} and {y}?", "What does {x} plus {y} make?", "Sum of {x} and {y}?", "Please tell me what {x} plus {y} is.", "Give me {x} plus {y}.", "What do you get for {x} + {y}?", "{x} and {y} make?", "Tell me {x} + {y}.", "What is {x} and {y}?", "Add {x} to {y}."],
         ["Please add {x} and {y}.", "What do {x} and {y} make?", "{x} plus {y}"])
 SYSTEM = ["You are a helpful assistant.", "Answer briefly.", "You are a friendly demo.", "You answer questions about pictures.", "Be polite.", "You are a small model.", "Answer in English.", "You are a helpful assistant. Answer briefly.",
           "Be kind and short.", "Please help the user.", "You describe pictures of shapes."]

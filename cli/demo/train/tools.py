@@ -79,18 +79,18 @@ def call(name, arguments):
 
 
 def number(rng, digits=None):
-    n = digits or rng.choices([1, 2, 3], [18, 74, 8])[0]
+    n = digits or rng.choices([1, 2], [25, 75])[0]
     return rng.randint(0 if n == 1 else 10 ** (n - 1), 10**n - 1)
 
 
-def add(rng, names, held=False, before=None, digits=None, again=False):
-    """A sum of any size. With `add` offered it is called; without, big sums are beyond the model. `before` is what the sum before came to:
-    then the question may be short, and is with `again`."""
+def add(rng, names, held=False, before=None, digits=None, again=False, more=None):
+    """A sum. With `add` offered it is called; without, only small ones are asked. `before` is what the sum before came to: then the
+    question may be short, and is with `again`; `more` says whether it is then one about that number."""
     x, y = number(rng, digits), number(rng, digits)
-    if "add" not in names and digits is None and rng.random() < 0.5:
+    if "add" not in names:
         x, y = rng.randint(0, 10), rng.randint(0, 10)
     if before is not None and (again or rng.random() < 0.5):
-        if "add" in names and rng.random() < 0.5:
+        if "add" in names and (rng.random() < 0.5 if more is None else more):
             x, wording = before, rng.choice(SUM_MORE)
         else:
             wording = rng.choice(SUM_AGAIN)
@@ -98,20 +98,18 @@ def add(rng, names, held=False, before=None, digits=None, again=False):
         wording = rng.choice(talk.SUMS[1 if held else 0])
     question = wording.replace("{x}", str(x)).replace("{y}", str(y))
     if "add" not in names:
-        if max(x, y) <= 10:
-            return talk.turn("sum", question, f"{x} + {y} = {x + y}.", False)
-        return talk.turn("big sum", question, talk.BEYOND_ANSWER, False)
+        return talk.turn("sum", question, f"{x} + {y} = {x + y}.", False)
     result = x + y if rng.random() < 0.85 else number(rng)
     return dict(talk.turn("add", question, f"{x} + {y} = {result}.", False), call=("add", dict(a=x, b=y)), result=str(result))
 
 
-def clock(rng, names, held=False, again=False):
+def clock(rng, names, held=False, again=False, seconds=None):
     question = rng.choice(TIME_AGAIN) if again and rng.random() < 0.6 else rng.choice(TIME[1 if held else 0])
     if "clock" not in names:
         return talk.turn("time", question, talk.BEYOND_ANSWER, False)
     hour, minute = rng.randint(0, 23), rng.randint(0, 59)
     result = f"{hour:02}:{minute:02}" if rng.random() < 0.6 else f"{hour}:{minute:02}"
-    if rng.random() < 0.15:
+    if rng.random() < 0.15 if seconds is None else seconds:
         result += f":{rng.randint(0, 59):02}"
     return dict(talk.turn("clock", question, f"It is {result}.", False), call=("clock", {}), result=result)
 
