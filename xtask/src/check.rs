@@ -16,6 +16,7 @@ mod dist;
 mod driver;
 mod hygiene;
 mod notes;
+mod page;
 mod peer;
 mod readme;
 mod xrt;
@@ -46,7 +47,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 18] = [
+const STAGES: [(&str, Stage); 19] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -59,6 +60,7 @@ const STAGES: [(&str, Stage); 18] = [
     ("readme", readme::run),
     ("bench", bench),
     ("demo", demo::run),
+    ("page", page::run),
     ("clients", clients::run),
     ("load", load),
     ("dist", dist::run),
@@ -72,9 +74,10 @@ const OTHERS: &str = "driver-others";
 pub(crate) const HELP: &str = "\
 cargo xtask check [STAGE]...
   runs the stages named, or all but driver-others; a stage passes, fails or says why it was skipped
-    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load dist xrt driver
+    fmt hygiene notes clippy docs abi tests oracle peer readme bench demo page clients load dist xrt driver
     driver-others
   QWEN35_ORACLE=DIR  reference runs for the stage oracle
+  QWEN35_CHROMIUM=FILE  a browser for the stage page; QWEN35_PAGE_CASE=WORDS  only cases with these words in their names
   QWEN35_PROGRAM=P   this program in the stages clients and load, instead of a release build
 cargo xtask check --device NODE [--bundle B]
   this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's references";

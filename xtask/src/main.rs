@@ -18,8 +18,9 @@ const HELP: &str = "\
 cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
-                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo clients load dist xrt driver;
-                     and, only where it is named, driver-others: the table on other firmware, parts and address modes
+                     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo page clients load dist xrt
+                     driver; and, only where it is named, driver-others: the table on other firmware, parts and address
+                     modes
   check --device NODE [--bundle B]
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's
                      references; leaves the device as it found it
