@@ -5,8 +5,10 @@ use super::job::{Job, Piece};
 use super::metrics::Metrics;
 use super::queue::Place;
 use super::reply::Reply;
+use super::responses_reply::Response;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use runtime::chat::Cancel;
+use serde_json::Value;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -97,6 +99,31 @@ fn lost() -> ApiError {
     ApiError::Internal("the answer was lost inside of the server".into())
 }
 
+/// Tells an answer in the form that was asked for.
+#[derive(Debug)]
+pub(super) enum Teller {
+    Reply(Box<Reply>),
+    Response(Box<Response>),
+}
+
+impl Teller {
+    /// What a piece adds to a stream. Gives whether the stream ends with it.
+    fn stream(&mut self, piece: Piece, out: &mut String) -> bool {
+        match self {
+            Self::Reply(reply) => reply.stream(piece, out),
+            Self::Response(response) => response.stream(piece, out),
+        }
+    }
+
+    /// The whole answer, of all its pieces.
+    pub(super) fn whole(self, pieces: Vec<Piece>) -> Result<Value, ApiError> {
+        match self {
+            Self::Reply(reply) => reply.whole(pieces),
+            Self::Response(response) => response.whole(pieces),
+        }
+    }
+}
+
 /// The body of a response.
 #[derive(Debug)]
 pub(super) enum Out {
@@ -110,7 +137,7 @@ pub(super) enum Out {
 #[derive(Debug)]
 pub(super) struct Stream {
     flow: Flow,
-    reply: Reply,
+    teller: Teller,
     /// What has been read already.
     first: Option<Piece>,
     idle: Pin<Box<Sleep>>,
@@ -121,8 +148,8 @@ impl Out {
         Out::Whole(Some(text.into()))
     }
 
-    pub(super) fn stream(flow: Flow, reply: Reply, first: Piece) -> Out {
-        Out::Stream(Box::new(Stream { flow, reply, first: Some(first), idle: Box::pin(sleep(SILENCE)) }))
+    pub(super) fn stream(flow: Flow, teller: Teller, first: Piece) -> Out {
+        Out::Stream(Box::new(Stream { flow, teller, first: Some(first), idle: Box::pin(sleep(SILENCE)) }))
     }
 }
 
@@ -141,7 +168,7 @@ impl Stream {
                     Poll::Pending => break,
                 },
             };
-            if self.reply.stream(piece, &mut out) {
+            if self.teller.stream(piece, &mut out) {
                 break;
             }
         }

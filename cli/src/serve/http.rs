@@ -3,7 +3,7 @@
 use super::chat_request::{self, Asked};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::flow::{Flow, Out};
+use super::flow::{Flow, Out, Teller};
 use super::gate::Gate;
 use super::job::Job;
 use super::log::Log;
@@ -12,6 +12,9 @@ use super::options::ServeOptions;
 use super::pictures::MAX_PIXELS;
 use super::queue::{NoPlace, Queue};
 use super::reply::{Form, Reply};
+use super::responses_reply::Response;
+use super::responses_request;
+use super::route::{Route, percent_decoded};
 use super::state::{Phase, State};
 use super::text_request;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -20,7 +23,7 @@ use hyper::header::{
     ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
     REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
 };
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use runtime::chat::Cancel;
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -40,7 +43,7 @@ const HELD_KIB: usize = 1 << 20;
 const LARGE: usize = 64 << 10;
 
 const PAGE: &str = include_str!("page/index.html");
-const OPENAPI: &str = include_str!("openapi.json");
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
 const JSON: &str = "application/json";
 /// The page is whole: it loads nothing, and asks nobody but this server.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' data: \
@@ -61,61 +64,6 @@ pub(super) struct App {
     /// Memory that bodies and pictures may take.
     memory: Arc<Semaphore>,
     number: AtomicU64,
-}
-
-/// What is at a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Route {
-    Page,
-    Health,
-    Metrics,
-    OpenApi,
-    Models,
-    Model,
-    Chat,
-    Text,
-}
-
-impl Route {
-    fn of(path: &str) -> Option<Route> {
-        Some(match path {
-            "/" => Self::Page,
-            "/health" => Self::Health,
-            "/metrics" => Self::Metrics,
-            "/openapi.json" => Self::OpenApi,
-            "/v1/models" => Self::Models,
-            "/v1/chat/completions" => Self::Chat,
-            "/v1/completions" => Self::Text,
-            _ if path.strip_prefix("/v1/models/").is_some_and(|name| !name.is_empty()) => Self::Model,
-            _ => return None,
-        })
-    }
-
-    /// As it is counted.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Page => "/",
-            Self::Health => "/health",
-            Self::Metrics => "/metrics",
-            Self::OpenApi => "/openapi.json",
-            Self::Models => "/v1/models",
-            Self::Model => "/v1/models/{model}",
-            Self::Chat => "/v1/chat/completions",
-            Self::Text => "/v1/completions",
-        }
-    }
-
-    fn takes(self) -> &'static str {
-        match self {
-            Self::Chat | Self::Text => "POST",
-            _ => "GET, HEAD",
-        }
-    }
-
-    /// Whether anybody may see it.
-    fn is_open(self) -> bool {
-        matches!(self, Self::Page | Self::Health | Self::OpenApi)
-    }
 }
 
 impl App {
@@ -146,7 +94,7 @@ impl App {
         self: Arc<Self>,
         client: Arc<str>,
         request: Request<Incoming>,
-    ) -> Result<Response<Out>, Infallible> {
+    ) -> Result<hyper::Response<Out>, Infallible> {
         let start = Instant::now();
         let route = Route::of(request.uri().path());
         let (method, headers) = (request.method().clone(), request.headers().clone());
@@ -180,7 +128,7 @@ impl App {
         client: &str,
         route: Option<Route>,
         request: Request<Incoming>,
-    ) -> Result<Response<Out>, ApiError> {
+    ) -> Result<hyper::Response<Out>, ApiError> {
         let path = request.uri().path().to_owned();
         self.gate.origin(request.headers())?;
         if request.method() == Method::OPTIONS {
@@ -223,7 +171,7 @@ impl App {
                 self.named(Some(&name))?;
                 Ok(value(200, &self.model()))
             }
-            Route::Chat | Route::Text => self.generate(client, route, request).await,
+            Route::Chat | Route::Text | Route::Responses => self.generate(client, route, request).await,
         }
     }
 
@@ -252,7 +200,7 @@ impl App {
         client: &str,
         route: Route,
         request: Request<Incoming>,
-    ) -> Result<Response<Out>, ApiError> {
+    ) -> Result<hyper::Response<Out>, ApiError> {
         self.state.admit()?;
         is_json(request.headers())?;
         let limit = self.options.max_body;
@@ -264,7 +212,7 @@ impl App {
         let app = Arc::clone(self);
         let length = bytes.len();
         let read = move || app.read(route, &bytes);
-        let ((asked, echo), pictures) = if length > LARGE {
+        let ((asked, form), pictures) = if length > LARGE {
             // Pictures of the largest size may come out of it; what of this is not needed is given back.
             let mut most = self.hold(MAX_PIXELS * 3)?;
             let read = spawn_blocking(read).await.map_err(|error| ApiError::Internal(error.to_string()))??;
@@ -284,19 +232,25 @@ impl App {
             NoPlace::Closed => ApiError::Stopping,
         })?;
         let mut flow = Flow::new(pieces, place, cancel, Arc::clone(&self.metrics), (room, pictures));
-        let form = if route == Route::Chat { Form::Chat } else { Form::Text };
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let reply = Reply::new(form, self.state.name(), number, usage, logprobs, echo);
+        let reply = |form: Form, echo: String| {
+            Teller::Reply(Box::new(Reply::new(form, self.state.name(), number, usage, logprobs, echo)))
+        };
+        let teller = match form {
+            Told::Chat => reply(Form::Chat, String::new()),
+            Told::Text(echo) => reply(Form::Text, echo),
+            Told::Response(body) => Teller::Response(Box::new(Response::new(self.state.name(), number, &body))),
+        };
         let first = flow.begin(since, deadline).await?;
         if stream {
-            let mut response = Response::new(Out::stream(flow, reply, first));
+            let mut response = hyper::Response::new(Out::stream(flow, teller, first));
             set(response.headers_mut(), CONTENT_TYPE, "text/event-stream; charset=utf-8");
             set(response.headers_mut(), CACHE_CONTROL, "no-cache");
             set(response.headers_mut(), HeaderName::from_static("x-accel-buffering"), "no");
             return Ok(response);
         }
         let pieces = flow.rest(first).await;
-        Ok(value(200, &reply.whole(pieces)?))
+        Ok(value(200, &teller.whole(pieces)?))
     }
 
     /// Sets memory apart.
@@ -305,15 +259,29 @@ impl App {
     }
 
     /// What a body asks for.
-    fn read(&self, route: Route, bytes: &[u8]) -> Result<(Asked, String), ApiError> {
+    fn read(&self, route: Route, bytes: &[u8]) -> Result<(Asked, Told), ApiError> {
         let body: Value = serde_json::from_slice(bytes)
             .map_err(|error| ApiError::Invalid { param: None, what: format!("the body is not JSON: {error}") })?;
         self.named(Fields::of(&body)?.string("model")?)?;
+        let wishes = &self.options.wishes;
         match route {
-            Route::Text => text_request::read(&body, &self.options.wishes),
-            _ => Ok((chat_request::read(&body, &self.options.wishes)?, String::new())),
+            Route::Text => text_request::read(&body, wishes).map(|(asked, echo)| (asked, Told::Text(echo))),
+            Route::Responses => {
+                let chat = responses_request::as_chat(&body)?;
+                Ok((chat_request::read(&chat, wishes)?, Told::Response(body)))
+            }
+            _ => Ok((chat_request::read(&body, wishes)?, Told::Chat)),
         }
     }
+}
+
+/// How an answer is to be told.
+enum Told {
+    Chat,
+    /// Behind this text.
+    Text(String),
+    /// With what was asked for.
+    Response(Value),
 }
 
 fn kib(bytes: usize) -> u32 {
@@ -350,19 +318,19 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: &'static str) {
     headers.insert(name, HeaderValue::from_static(value));
 }
 
-fn respond(status: u16, kind: &'static str, body: impl Into<Bytes>) -> Response<Out> {
-    let mut response = Response::new(Out::text(body));
+fn respond(status: u16, kind: &'static str, body: impl Into<Bytes>) -> hyper::Response<Out> {
+    let mut response = hyper::Response::new(Out::text(body));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     set(response.headers_mut(), CONTENT_TYPE, kind);
     set(response.headers_mut(), X_CONTENT_TYPE_OPTIONS, "nosniff");
     response
 }
 
-fn value(status: u16, body: &Value) -> Response<Out> {
+fn value(status: u16, body: &Value) -> hyper::Response<Out> {
     respond(status, JSON, body.to_string())
 }
 
-fn refused(error: &ApiError) -> Response<Out> {
+fn refused(error: &ApiError) -> hyper::Response<Out> {
     let mut response = value(error.status(), &error.to_json());
     if let Some(seconds) = error.retry_after() {
         response.headers_mut().insert(RETRY_AFTER, seconds.into());
@@ -377,7 +345,7 @@ fn refused(error: &ApiError) -> Response<Out> {
     response
 }
 
-fn page() -> Response<Out> {
+fn page() -> hyper::Response<Out> {
     let mut response = respond(200, "text/html; charset=utf-8", PAGE);
     let headers = response.headers_mut();
     set(headers, CONTENT_SECURITY_POLICY, POLICY);
@@ -385,56 +353,4 @@ fn page() -> Response<Out> {
     set(headers, HeaderName::from_static("permissions-policy"), "camera=(self)");
     headers.insert(CONTENT_LENGTH, PAGE.len().into());
     response
-}
-
-/// A path with its `%XX` read. What is none stays as it is.
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
-    while let Some(&byte) = bytes.get(at) {
-        let code = bytes.get(at + 1..at + 3).filter(|_| byte == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-        match code.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(code) => {
-                out.push(code);
-                at += 3;
-            }
-            None => {
-                out.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_lead_somewhere() {
-        assert_eq!(Route::of("/v1/models/a%20b"), Some(Route::Model));
-        assert_eq!(Route::of("/v1/models/"), None);
-        assert_eq!(Route::of("/v1/chat/completions/"), None);
-        assert_eq!(percent_decoded("a%20b%2"), "a b%2");
-        assert_eq!(percent_decoded("%e4%zz%"), "\u{fffd}%zz%");
-    }
-
-    /// The document describes what there is, and nothing else.
-    #[test]
-    fn the_openapi_document_has_every_route() {
-        let document: Value = serde_json::from_str(OPENAPI).unwrap();
-        let paths: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
-        for route in
-            [Route::Health, Route::Metrics, Route::OpenApi, Route::Models, Route::Model, Route::Chat, Route::Text]
-        {
-            let methods = document["paths"][route.name()].as_object().unwrap_or_else(|| panic!("{}", route.name()));
-            for method in methods.keys().filter(|key| *key != "parameters") {
-                assert!(route.takes().to_ascii_lowercase().contains(method.as_str()), "{method} {}", route.name());
-            }
-        }
-        for path in paths {
-            assert!(Route::of(&path.replace("{model}", "m")).is_some(), "{path}");
-        }
-    }
 }

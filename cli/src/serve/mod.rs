@@ -1,9 +1,9 @@
 //! `serve`: the model behind OpenAI's interface, for many clients and for months.
 //!
 //! ```text
-//! connection (listen) -> key, origin (gate) -> route (http) -> body -> request (chat_request, text_request)
+//! connection (listen) -> key, origin (gate) -> route (http) -> body -> request (chat_request, text_request, responses_request)
 //!    -> place in the queue (queue) -> the worker's thread (worker): conversation (store) -> answer (answer)
-//!    -> pieces (job) -> JSON or events (reply, flow) -> connection
+//!    -> pieces (job) -> JSON or events (reply, responses_reply, flow) -> connection
 //! ```
 //!
 //! One thread turns over all connections and never waits for the device; one thread owns the model and never waits for
@@ -27,6 +27,9 @@ mod options;
 mod pictures;
 mod queue;
 mod reply;
+mod responses_reply;
+mod responses_request;
+mod route;
 mod run;
 mod sampling;
 mod state;

@@ -277,29 +277,31 @@ pub(super) fn timings(ended: &Ended) -> Value {
     })
 }
 
+/// What an answer may have come to.
+#[cfg(test)]
+pub(super) fn sample(reason: &'static str) -> Box<Ended> {
+    Box::new(Ended {
+        reason,
+        prompt_tokens: 5,
+        reused_tokens: 3,
+        image_tokens: 0,
+        tokens: 2,
+        reasoning_tokens: 1,
+        queue: Duration::from_micros(1500),
+        vision: Duration::ZERO,
+        prefill: Duration::from_millis(4),
+        first: Duration::from_millis(6),
+        decode: Duration::from_millis(100),
+        steps: 1,
+        npu_wait: Duration::from_millis(80),
+        commands: 40,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use runtime::chat::ToolCall;
-
-    fn ended(reason: &'static str) -> Box<Ended> {
-        Box::new(Ended {
-            reason,
-            prompt_tokens: 5,
-            reused_tokens: 3,
-            image_tokens: 0,
-            tokens: 2,
-            reasoning_tokens: 1,
-            queue: Duration::from_micros(1500),
-            vision: Duration::ZERO,
-            prefill: Duration::from_millis(4),
-            first: Duration::from_millis(6),
-            decode: Duration::from_millis(100),
-            steps: 1,
-            npu_wait: Duration::from_millis(80),
-            commands: 40,
-        })
-    }
 
     fn pieces() -> Vec<Piece> {
         let arguments = json!({"b": 1, "a": [2]}).as_object().unwrap().clone();
@@ -311,7 +313,7 @@ mod tests {
             Piece::Text("a ".into()),
             Piece::Text("b".into()),
             Piece::Call(ToolCall { id: Some("call_1".into()), name: "f".into(), arguments }),
-            Piece::Done(ended("tool_calls")),
+            Piece::Done(sample("tool_calls")),
         ]
     }
 
@@ -356,7 +358,7 @@ mod tests {
             Piece::Token(Box::new(Shown { bytes: text.into(), logprob: Some(-1.0), top: vec![("y".into(), -2.0)] }))
         };
         let pieces = || {
-            vec![shown("é"), Piece::Text("é".into()), shown("b"), Piece::Text("b".into()), Piece::Done(ended("stop"))]
+            vec![shown("é"), Piece::Text("é".into()), shown("b"), Piece::Text("b".into()), Piece::Done(sample("stop"))]
         };
         let whole = Reply::new(Form::Text, "m", 1, false, true, "> ".into()).whole(pieces()).unwrap();
         let choice = &whole["choices"][0];

@@ -226,3 +226,21 @@ fn a_text_is_gone_on_with_as_it_is() {
     // A conversation is not taken for a text afterwards.
     assert_eq!(content(&server.chat(&json!({"messages": [user(SUM)]}))), TWELVE);
 }
+
+/// The newer interface: the same answers in other words.
+#[test]
+fn responses_are_the_same_answers() {
+    let server = Server::start(&["--max-ctx", "1024"]);
+    let ask = json!({"instructions": "You are a.", "input": SUM});
+    let response = server.post("/v1/responses", &ask);
+    assert_eq!(response.status, 200, "{}", response.body);
+    let whole = response.json();
+    let chat = server.chat(&json!({"messages": [{"role": "system", "content": "You are a."}, user(SUM)]}));
+    assert_eq!(whole["output"][0]["content"][0]["text"], content(&chat));
+    assert_eq!(whole["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
+    assert!(chat["timings"]["reused_tokens"].as_u64().unwrap() > 0, "one conversation, whoever asks");
+    let cut = server.post("/v1/responses", &json!({"input": SUM, "max_output_tokens": 2})).json();
+    assert_eq!(cut["status"], "incomplete");
+    let bad = server.post("/v1/responses", &json!({"input": SUM, "previous_response_id": "x"}));
+    assert_eq!((bad.status, bad.error().0.contains("whole conversation")), (400, true));
+}

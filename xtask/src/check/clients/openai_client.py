@@ -128,6 +128,25 @@ def completions(model):
     return answer.choices[0].text
 
 
+def responses(model):
+    answer = client.responses.create(model=model, input=SUM[0]["content"], instructions=None)
+    assert answer.output_text == TWELVE and answer.status == "completed", answer
+    text, last = "", None
+    for event in client.responses.create(model=model, input=SUM, stream=True):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+        last = event
+    assert text == TWELVE and last.type == "response.completed" and last.response.output_text == TWELVE, last
+    tool = {"type": "function", **TOOL["function"], "strict": True}
+    called = client.responses.create(model=model, input="Light!", tools=[tool], tool_choice="required",
+                                     parallel_tool_calls=False)
+    call = called.output[-1]
+    assert call.type == "function_call" and json.loads(call.arguments)["colour"] in ("red", "green"), called
+    told = [{"role": "user", "content": "Light!"}, *called.output,
+            {"type": "function_call_output", "call_id": call.call_id, "output": "It is on."}]
+    assert client.responses.create(model=model, input=told, tools=[tool], max_output_tokens=16).usage.total_tokens > 0
+    return answer.output_text
+
+
 def errors(model):
     def fails(kind, **more):
         try:
@@ -147,5 +166,5 @@ def errors(model):
 
 
 name = models()
-for test in (chat, stream, image, tools, schema, parsed, logprobs, thinking, completions, errors):
+for test in (chat, stream, image, tools, schema, parsed, logprobs, thinking, completions, responses, errors):
     print(f"openai {openai.__version__} {test.__name__}: {test(name)}")
