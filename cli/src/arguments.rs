@@ -21,6 +21,8 @@ pub(crate) enum DeviceChoice {
     Npu,
     /// The software NPU.
     Model,
+    /// The software NPU, which computes nothing and takes as long as a real one.
+    Timing,
     /// A device node whose NPU is a software one, in a virtual machine; or an error.
     Virtual,
     /// This device node, or an error.
@@ -353,9 +355,16 @@ impl Given {
                     "auto" => DeviceChoice::Auto,
                     "npu" => DeviceChoice::Npu,
                     "model" => DeviceChoice::Model,
+                    "timing" => DeviceChoice::Timing,
                     "virtual" => DeviceChoice::Virtual,
                     node if node.starts_with('/') => DeviceChoice::Node(node.into()),
-                    other => return Err(wrong(spec, other, "auto, npu, virtual, model or the path of a device node")),
+                    other => {
+                        return Err(wrong(
+                            spec,
+                            other,
+                            "auto, npu, virtual, model, timing or the path of a device node",
+                        ));
+                    }
                 }
             }
             Flag::Threads => self.threads = bounded(spec, value, MAX_THREADS, "a whole number from 1 to 1024")?,
@@ -595,7 +604,7 @@ mod tests {
             ("export a b --format int4", "--format int4: expected bfp16, bfp6s or f32"),
             (
                 "b --prompt x --device gpu",
-                "--device gpu: expected auto, npu, virtual, model or the path of a device node",
+                "--device gpu: expected auto, npu, virtual, model, timing or the path of a device node",
             ),
         ] {
             assert_eq!(words(line).map_err(|error| error.to_string()), Err(message.to_owned()), "{line}");

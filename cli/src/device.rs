@@ -6,7 +6,7 @@ use crate::npu;
 use crate::output::{ProgressLine, note};
 use amdxdna_ioctl::Device;
 use driver_tests::contracts;
-use npu_model::{Config, Model};
+use npu_model::{Config, Model, Timing};
 use runtime::bundle::Bundle;
 use runtime::model::Hybrid;
 use runtime::npu::Npu;
@@ -29,6 +29,7 @@ pub(crate) struct Loaded {
 
 /// The software NPU has no node; this is what its opener is asked for.
 const SOFTWARE: &str = "the software NPU";
+const TIMED: &str = "a software NPU that computes nothing: its answers mean nothing";
 /// A real NPU needs a second for the longest command; a processor that stands in for it, minutes.
 const SOFTWARE_DEADLINE: Duration = Duration::from_secs(1800);
 
@@ -36,7 +37,7 @@ const SOFTWARE_DEADLINE: Duration = Duration::from_secs(1800);
 pub(crate) fn load(path: &Path, run: &RunOptions, vision: bool) -> Result<Loaded, CliError> {
     let bundle = open(path)?;
     match &run.device {
-        DeviceChoice::Model => on_model(path, bundle, run, vision),
+        DeviceChoice::Model | DeviceChoice::Timing => on_model(path, bundle, run, vision),
         DeviceChoice::Node(node) => npu::fits(&bundle).and_then(|()| on_npu(bundle, npu::open(node)?, run, vision)),
         DeviceChoice::Npu => npu::fits(&bundle).and_then(|()| on_npu(bundle, npu::first()?, run, vision)),
         DeviceChoice::Virtual => on_npu(bundle, npu::first()?, run, vision),
@@ -77,6 +78,8 @@ fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Resu
     if run.threads > 0 {
         config.threads = run.threads;
     }
+    let timed = run.device == DeviceChoice::Timing;
+    config.timing = timed.then(Timing::default);
     let model = Model::new(config);
     if npu::has_opaque_kernels(&bundle)? {
         contracts::teach(&model, &bundle)
@@ -85,7 +88,8 @@ fn on_model(path: &Path, bundle: Bundle, run: &RunOptions, vision: bool) -> Resu
     let npu = Npu::open(&*model, Path::new(SOFTWARE)).map_err(ChatError::from)?;
     let chat = chat(bundle, npu, run, vision, SOFTWARE_DEADLINE)?;
     let seconds = start.elapsed().as_secs_f64();
-    Ok(Loaded { chat, device: SOFTWARE.into(), seconds, model: Some(model) })
+    let device = if timed { TIMED } else { SOFTWARE };
+    Ok(Loaded { chat, device: device.into(), seconds, model: Some(model) })
 }
 
 fn chat(bundle: Bundle, npu: Npu, run: &RunOptions, vision: bool, deadline: Duration) -> Result<Chat, CliError> {

@@ -76,7 +76,7 @@ fn device(choice: &DeviceChoice, selection: &mut Selection) -> Result<(Arc<dyn O
     let device = match choice {
         DeviceChoice::Node(node) => npu::open(node)?,
         DeviceChoice::Npu | DeviceChoice::Virtual => npu::first()?,
-        DeviceChoice::Model => return Ok(software(selection)),
+        DeviceChoice::Model | DeviceChoice::Timing => return Ok(software(selection)),
         DeviceChoice::Auto => match npu::first() {
             Ok(device) => device,
             Err(reason) => {

@@ -410,7 +410,8 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "DEVICE",
         OPENS,
         "auto: an NPU that works, else the software NPU; npu: an NPU or an error; model: the software NPU; virtual: a \
-         software NPU behind the driver, in a virtual machine; or a device node such as /dev/accel/accel0 [auto]",
+         software NPU behind the driver, in a virtual machine; timing: the software NPU computes nothing and takes as \
+         long as a real one, for measurements; or a device node such as /dev/accel/accel0 [auto]",
     ),
     valued(Flag::Threads, "threads", "N", COMPUTES, "threads for the host's part [one a core]"),
     valued(

@@ -151,7 +151,7 @@ pub(crate) fn run(once: bool, json: bool, run: &RunOptions) -> Result<(), CliErr
     let interrupt = Interrupt::install();
     let device = match &run.device {
         DeviceChoice::Node(node) => npu::open(node)?,
-        DeviceChoice::Model => device::software_device()?,
+        DeviceChoice::Model | DeviceChoice::Timing => device::software_device()?,
         _ => npu::first()?,
     };
     let node = device.node().display().to_string();

@@ -18,10 +18,10 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `program serve bundle` on the software NPU, at any port of this machine, with further arguments.
+    /// Starts `program serve bundle` at any port of this machine, with further arguments.
     pub(crate) fn start(program: &Path, bundle: &Path, more: &[&str]) -> Result<Server, String> {
         let mut command = Command::new(program);
-        command.arg("serve").arg(bundle).args(["--device", "model", "--listen", "127.0.0.1:0"]).args(more);
+        command.arg("serve").arg(bundle).args(["--listen", "127.0.0.1:0"]).args(more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).env_remove("QWEN35_API_KEY");
         let mut child = command.spawn().map_err(|error| format!("{} did not start: {error}", program.display()))?;
         let (tell, told) = mpsc::channel();

@@ -34,7 +34,7 @@ pub(crate) fn run(bundle: Option<&Path>, json: bool, run: &RunOptions) -> Result
         Some(path) if run.device == DeviceChoice::Auto => {
             places::open(path).and_then(|bundle| npu::is_for_software(&bundle)).unwrap_or(false)
         }
-        _ => run.device == DeviceChoice::Model,
+        _ => matches!(run.device, DeviceChoice::Model | DeviceChoice::Timing),
     };
     if software {
         findings.skip("hardware", "the software NPU needs none");

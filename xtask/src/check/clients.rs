@@ -73,7 +73,7 @@ fn last_line(stdout: &[u8], stderr: &[u8]) -> String {
 }
 
 fn server(root: &Path, program: &Path, more: &[&str]) -> Result<Server, String> {
-    Server::start(program, &root.join("cli/demo/bundle"), &[&["--max-ctx", "2048"], more].concat())
+    Server::start(program, &root.join("cli/demo/bundle"), &[&["--device", "model", "--max-ctx", "2048"], more].concat())
 }
 
 fn openai(root: &Path, python: &Path, program: &Path) -> Result<String, String> {

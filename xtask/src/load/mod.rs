@@ -21,6 +21,7 @@ cargo xtask load [OPTION]...
     --clients N    at a time [16]
     --seed N       [1]
     --limit S      no new requests after S seconds [1200]
+    --timing       the device computes nothing and takes as long as a real one: answers mean nothing, but are to be the same
     --program P    this program instead of a release build";
 
 /// What is asked for.
@@ -30,12 +31,13 @@ pub(crate) struct Load {
     pub(crate) clients: usize,
     pub(crate) seed: u64,
     pub(crate) limit: Duration,
+    pub(crate) timing: bool,
     pub(crate) program: Option<PathBuf>,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Load { requests: 10_000, clients: 16, seed: 1, limit: Duration::from_secs(1200), program: None }
+        Load { requests: 10_000, clients: 16, seed: 1, limit: Duration::from_secs(1200), timing: false, program: None }
     }
 }
 
@@ -46,6 +48,10 @@ pub(crate) fn run(words: &[OsString]) -> Result<bool, String> {
     let mut load = Load::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
+        if word == "--timing" {
+            load.timing = true;
+            continue;
+        }
         let value = words.next().and_then(|value| value.to_str()).ok_or_else(|| format!("{word:?} wants a value"))?;
         let number = || value.parse::<u64>().map_err(|_| format!("{word:?} {value}: expected a number"));
         match word.to_str() {
@@ -75,7 +81,8 @@ pub(crate) fn under(load: &Load) -> Result<String, String> {
     // A queue shorter than there are clients, so that it is full now and then.
     let queue = (load.clients / 2).max(1).to_string();
     let more = ["--max-ctx", "1024", "--sessions", "4", "--queue", &queue, "--max-body", "1"];
-    let server = Server::start(&built, &root.join("cli/demo/bundle"), &more)?;
+    let timing = if load.timing { &["--device", "timing", "--max-new", "24"][..] } else { &["--device", "model"] };
+    let server = Server::start(&built, &root.join("cli/demo/bundle"), &[&more[..], timing].concat())?;
     let known = Known::learn(&server.at)?;
     let (next, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let start = Instant::now();
