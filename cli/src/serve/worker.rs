@@ -111,7 +111,10 @@ impl Worker {
                 self.metrics.sessions(0, 0);
                 return broken;
             }
-            self.look(loaded);
+            // Asking costs the device a little: only where somebody looks at it.
+            if self.state.was_curious() {
+                self.look(loaded);
+            }
         }
     }
 

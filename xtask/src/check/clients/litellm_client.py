@@ -11,6 +11,7 @@ import litellm
 
 BASE = sys.argv[1]
 litellm.telemetry = False
+litellm.suppress_debug_info = True
 SUM = [{"role": "user", "content": "What is 7 plus 5?"}]
 TWELVE = "7 + 5 = 12."
 COMMON = {"model": "openai/bundle", "api_base": BASE, "api_key": "none", "num_retries": 0}
