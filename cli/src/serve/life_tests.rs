@@ -135,7 +135,7 @@ fn a_failure_costs_an_answer_and_what_was_held() {
         ("fail", deadline, 50, |at| Faults { fail_command: Some(at), ..Faults::default() }),
         ("async", deadline, 50, |at| Faults { async_error: Some(at), ..Faults::default() }),
         // Nobody resets it: the runtime gives up.
-        ("timeout", Duration::from_millis(300), 0, |at| Faults { hang_command: Some(at), ..Faults::default() }),
+        ("timeout", Duration::from_secs(3), 0, |at| Faults { hang_command: Some(at), ..Faults::default() }),
     ] {
         let rig = Rig::new(Config { tdr_ms, ..config() }, deadline);
         rig.is_right(0);
@@ -161,14 +161,22 @@ fn now() -> super::metrics::Now {
     super::metrics::Now { up: true, waiting: 0, queue_limit: 0, running: 0, uptime: Duration::ZERO }
 }
 
+/// The demo model's control token of this text.
+fn token(text: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/bundle/tokenizer.json");
+    let tokenizer: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let mut added = tokenizer["added_tokens"].as_array().unwrap().iter();
+    added.find(|token| token["content"] == text).unwrap()["id"].to_string()
+}
+
 /// A stream that is under way ends with an error; while the device is away everybody is told so; when it is back, the
 /// server is, too.
 #[test]
 fn a_device_that_goes_away_and_comes_back() {
     let rig = Rig::new(config(), Duration::from_secs(10));
     rig.is_right(0);
-    let body =
-        json!({"messages": [{"role": "user", "content": "Tell me."}], "stream": true, "temperature": 3, "seed": 1});
+    let body = json!({"messages": [{"role": "user", "content": "Tell me."}], "stream": true, "temperature": 3, "seed": 1,
+        "logit_bias": {token("<|im_end|>"): -100, token("<|endoftext|>"): -100}});
     let mut stream = rig.request("POST /v1/chat/completions", &body.to_string());
     let mut line = String::new();
     while !line.starts_with("data: ") {

@@ -144,6 +144,21 @@ fn a_call_that_has_to_be_made_fits_its_definition() {
     }
 }
 
+/// The demo model knows when to call this one, and is held to nothing but the form.
+#[test]
+fn a_call_is_made_where_the_model_likes() {
+    let server = Server::start(&["--max-ctx", "1024"]);
+    let tools = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/samples/tools.json")).unwrap();
+    let tools: Value = serde_json::from_slice(&tools).unwrap();
+    let answer = server.chat(&json!({"messages": [user(SUM)], "tools": tools}));
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null));
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!((&call["name"], &call["arguments"]), (&json!("add"), &json!(r#"{"a":7,"b":5}"#)));
+    let none = server.chat(&json!({"messages": [user(SUM)], "tools": tools, "tool_choice": "none"}));
+    assert_eq!(content(&none), TWELVE);
+}
+
 #[test]
 fn an_answer_fits_its_schema() {
     let server = Server::start(&["--max-ctx", "1024"]);

@@ -79,7 +79,7 @@ fn clients_take_turns() {
     };
     let mut many = Vec::new();
     for n in 1..=3 {
-        many.push(sent(&server, &ask("many", 300)));
+        many.push(sent(&server, &ask("many", 1000)));
         server.until("qwen35_queue_waiting", f64::from(n));
     }
     let one = sent(&server, &ask("one", 5));
@@ -92,7 +92,7 @@ fn clients_take_turns() {
 
 #[test]
 fn a_deadline_ends_what_runs_and_refuses_what_waits() {
-    let server = Server::start(&["--max-ctx", "65536", "--deadline", "2"]);
+    let server = Server::start(&["--max-ctx", "65536", "--deadline", "5"]);
     let start = Instant::now();
     let running = server.stream(&long(ENDLESS));
     let waiting = server.post("/v1/chat/completions", &long(ENDLESS));
