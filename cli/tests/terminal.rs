@@ -139,7 +139,7 @@ fn a_person_talks() {
 fn lines_are_edited_completed_and_remembered() {
     let mut terminal = demo("xterm");
     // A typing mistake is taken back, and a line goes on in the next one.
-    terminal.keys("What is 3 +4\x7f\x7f+ \\\r");
+    terminal.keys("What is 3 +4\x7f\x7f+\\\r");
     terminal.keys("4?\r");
     terminal.shows("= 7.");
     // The line before, from the history.
