@@ -1,27 +1,22 @@
 //! Gets QEMU and a Debian kernel into a private folder: nothing on the host is installed or changed.
 //!
-//! Packages come through the host's own `apt-get`, run on a private state directory against the mirror that the host's
-//! sources name (or the one given), suite trixie and trixie-backports, and are unpacked with `dpkg-deb`. What is checked
-//! is left to apt, which does it well: the suite's signature against Debian's keyring, the index against the signed
-//! list, each package's size and SHA-256 against the index. The options that could weaken this are set here, over
-//! whatever the host's configuration says.
+//! Packages come through the host's own `apt-get` (see `apt`), against the mirror that the host's sources name (or the one
+//! given), and are unpacked with `dpkg-deb`.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use super::VmError;
+use super::apt::{Apt, Packages, host_mirror};
 
-/// Debian's suite that carries QEMU >= 10.1 and Linux 7.3.
-const SUITE: &str = "trixie";
-/// For one run of apt-get: 100 MB over a slow line.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// What runs the virtual machine. `vfio-user-pci` needs QEMU 10.1.
 const QEMU_PACKAGE: &str = "qemu-system-x86";
 /// AMD's runtime for NPUs and its tools.
 const XRT_PACKAGES: [&str; 2] = ["libxrt-npu2", "libxrt-utils-npu"];
+/// A browser for the server's page, and letters for it.
+const CHROMIUM_PACKAGES: [&str; 2] = ["chromium", "fonts-dejavu-core"];
 /// The headers that a kernel exports to programs, amdxdna's among them.
 const HEADER_PACKAGE: &str = "linux-libc-dev";
 /// Where a Debian root keeps its libraries.
@@ -105,7 +100,7 @@ fn system_qemu() -> Option<String> {
 fn fetched(
     home: &Path,
     name: &str,
-    given: &Given,
+    (given, packages): (&Given, Packages),
     get: impl FnOnce(&Apt) -> Result<Vec<PathBuf>, VmError>,
 ) -> Result<PathBuf, VmError> {
     fs::create_dir_all(home).map_err(|e| VmError::io("create", home, e))?;
@@ -124,7 +119,7 @@ fn fetched(
             _ => {}
         }
     }
-    let apt = Apt::new(home, given)?;
+    let apt = Apt::new(home, given.mirror.as_deref(), packages)?;
     for deb in get(&apt)? {
         unpack(&deb, &partial)?;
         // The module package alone is 100 MB; what was unpacked is enough.
@@ -137,7 +132,7 @@ fn fetched(
 }
 
 fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
-    let root = fetched(home, "qemu", given, |apt| apt.install_download(&[QEMU_PACKAGE]))?;
+    let root = fetched(home, "qemu", (given, Packages::Machine), |apt| apt.install_download(&[QEMU_PACKAGE]))?;
     let lib = root.join(LIBRARIES);
     let text = |p: PathBuf| p.display().to_string();
     // The unpacked tree brings its own C library; its loader runs the program without touching the host's.
@@ -154,7 +149,7 @@ fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
 }
 
 fn fetched_kernel(home: &Path, given: &Given) -> Result<(PathBuf, PathBuf), VmError> {
-    let root = fetched(home, "linux", given, |apt| {
+    let root = fetched(home, "linux", (given, Packages::Machine), |apt| {
         ["linux-binary", "linux-modules"].iter().map(|p| apt.download(&format!("{p}-{KERNEL}"))).collect()
     })?;
     let image = ["boot", "usr/lib/modules"]
@@ -167,12 +162,17 @@ fn fetched_kernel(home: &Path, given: &Given) -> Result<(PathBuf, PathBuf), VmEr
 
 /// Debian's XRT for NPUs with everything that it needs, as a root directory.
 pub(super) fn xrt(home: &Path, given: &Given) -> Result<PathBuf, VmError> {
-    fetched(home, "xrt", given, |apt| apt.install_download(&XRT_PACKAGES))
+    fetched(home, "xrt", (given, Packages::Machine), |apt| apt.install_download(&XRT_PACKAGES))
+}
+
+/// Debian's Chromium with all that this host lacks for it, as a root directory beside the host's own.
+pub(super) fn chromium(home: &Path, given: &Given) -> Result<PathBuf, VmError> {
+    fetched(home, "chromium", (given, Packages::Host), |apt| apt.install_download(&CHROMIUM_PACKAGES))
 }
 
 /// The kernel's exported headers: the directory that goes behind a compiler's `-I`.
 pub(super) fn headers(home: &Path, given: &Given) -> Result<PathBuf, VmError> {
-    let root = fetched(home, "headers", given, |apt| Ok(vec![apt.download(HEADER_PACKAGE)?]))?;
+    let root = fetched(home, "headers", (given, Packages::Machine), |apt| Ok(vec![apt.download(HEADER_PACKAGE)?]))?;
     Ok(root.join("usr/include"))
 }
 
@@ -186,138 +186,6 @@ pub(super) fn possible() -> Result<(), String> {
         }
     }
     host_mirror().map(|_| ()).ok_or_else(|| VmError::NoMirror.to_string())
-}
-
-/// `apt-get` on a private state directory.
-struct Apt {
-    dir: PathBuf,
-}
-
-impl Apt {
-    fn new(home: &Path, given: &Given) -> Result<Self, VmError> {
-        let dir = fs::canonicalize(home).map_err(|e| VmError::io("resolve", home, e))?.join("apt");
-        for sub in ["etc/apt/apt.conf.d", "etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/lib/dpkg"] {
-            let d = dir.join(sub);
-            fs::create_dir_all(&d).map_err(|e| VmError::io("create", &d, e))?;
-        }
-        // Archives of one set only: what an earlier, broken run left belongs to another.
-        let archives = dir.join("var/cache/apt/archives");
-        let _ = fs::remove_dir_all(&archives);
-        let archives = archives.join("partial");
-        fs::create_dir_all(&archives).map_err(|e| VmError::io("create", &archives, e))?;
-        let status = dir.join("var/lib/dpkg/status");
-        fs::write(&status, "").map_err(|e| VmError::io("write", &status, e))?;
-        let mirror = match &given.mirror {
-            Some(m) => m.clone(),
-            None => host_mirror().ok_or(VmError::NoMirror)?,
-        };
-        let keyring = "/usr/share/keyrings/debian-archive-keyring.gpg";
-        let sources = dir.join("etc/apt/sources.list");
-        fs::write(
-            &sources,
-            format!(
-                "deb [signed-by={keyring}] {mirror} {SUITE} main\ndeb [signed-by={keyring}] {mirror} {SUITE}-backports main\n"
-            ),
-        )
-        .map_err(|e| VmError::io("write", &sources, e))?;
-        let apt = Self { dir };
-        apt.run(&["update"], None)?;
-        Ok(apt)
-    }
-
-    fn run(&self, words: &[&str], cwd: Option<&Path>) -> Result<(), VmError> {
-        let mut c = Command::new("apt-get");
-        c.arg("-o").arg(format!("Dir={}", self.dir.display()));
-        c.arg("-o").arg(format!("Dir::State::status={}", self.dir.join("var/lib/dpkg/status").display()));
-        for option in [
-            "APT::Architecture=amd64",
-            "APT::Install-Recommends=0",
-            "Debug::NoLocking=1",
-            "APT::Sandbox::User=",
-            "Acquire::http::Timeout=30",
-            "Acquire::https::Timeout=30",
-            "APT::Update::Error-Mode=any",
-            "APT::Get::AllowUnauthenticated=0",
-            "Acquire::AllowInsecureRepositories=0",
-            "Acquire::AllowWeakRepositories=0",
-            "Acquire::AllowDowngradeToInsecureRepositories=0",
-        ] {
-            c.arg("-o").arg(option);
-        }
-        c.arg("-q").arg("-t").arg(format!("{SUITE}-backports")).args(words);
-        if let Some(d) = cwd {
-            c.current_dir(d);
-        }
-        let failed = |what: String| VmError::Fetch { what: words.join(" "), said: what };
-        let out = crate::timed::output(c.env("DEBIAN_FRONTEND", "noninteractive"), LIMIT).map_err(failed)?;
-        if out.status.success() {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(&out.stderr);
-        Err(failed(complaint(&text)))
-    }
-
-    fn archives(&self) -> PathBuf {
-        self.dir.join("var/cache/apt/archives")
-    }
-
-    /// Downloads packages with everything that they need.
-    fn install_download(&self, packages: &[&str]) -> Result<Vec<PathBuf>, VmError> {
-        self.run(&[&["-y", "--download-only", "install"], packages].concat(), None)?;
-        debs(&self.archives())
-    }
-
-    /// Downloads one package alone.
-    fn download(&self, package: &str) -> Result<PathBuf, VmError> {
-        let to = self.dir.join("single").join(package);
-        let _ = fs::remove_dir_all(&to);
-        fs::create_dir_all(&to).map_err(|e| VmError::io("create", &to, e))?;
-        self.run(&["download", package], Some(&to))?;
-        debs(&to)?.pop().ok_or_else(|| VmError::Missing(format!("apt-get downloaded no file for {package}")))
-    }
-}
-
-/// The line of apt's messages that names a file and its trouble, else its last one.
-fn complaint(text: &str) -> String {
-    let lines = || text.lines().map(str::trim).filter(|l| !l.is_empty());
-    let file = lines().find(|l| l.starts_with("E: Failed to fetch"));
-    file.or_else(|| lines().find(|l| l.starts_with("E: ")))
-        .or_else(|| lines().next_back())
-        .unwrap_or("no message")
-        .to_owned()
-}
-
-fn debs(dir: &Path) -> Result<Vec<PathBuf>, VmError> {
-    let mut found: Vec<PathBuf> = fs::read_dir(dir)
-        .map_err(|e| VmError::io("list", dir, e))?
-        .filter_map(|e| e.ok().map(|e| e.path()))
-        .filter(|p| p.extension().is_some_and(|x| x == "deb"))
-        .collect();
-    found.sort();
-    Ok(found)
-}
-
-/// The Debian mirror that the host's own apt is set up with.
-pub(super) fn host_mirror() -> Option<String> {
-    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
-    if let Ok(dir) = fs::read_dir("/etc/apt/sources.list.d") {
-        files.extend(dir.filter_map(|e| e.ok().map(|e| e.path())));
-    }
-    for file in files {
-        let Some("list" | "sources") = file.extension().and_then(|x| x.to_str()) else { continue };
-        let Ok(text) = fs::read_to_string(&file) else { continue };
-        for line in text.lines().map(str::trim).filter(|l| !l.starts_with('#')) {
-            let Some(url) = line.split_whitespace().find(|w| w.starts_with("http://") || w.starts_with("https://"))
-            else {
-                continue;
-            };
-            let debian = url.trim_end_matches('/').ends_with("/debian");
-            if (line.starts_with("deb ") || line.starts_with("URIs:")) && debian {
-                return Some(url.to_owned());
-            }
-        }
-    }
-    None
 }
 
 fn unpack(deb: &Path, root: &Path) -> Result<(), VmError> {
@@ -386,15 +254,6 @@ fn unpacked_kernel(image: &Path, cache: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_failed_download_is_named_by_its_file() {
-        let text = "W: something\nE: Failed to fetch http://m/debian/pool/x_1_amd64.deb  404  Not Found\nE: Unable to \
-                    fetch some archives, maybe run apt-get update\n";
-        assert_eq!(complaint(text), "E: Failed to fetch http://m/debian/pool/x_1_amd64.deb  404  Not Found");
-        assert_eq!(complaint("E: Unable to locate package x\nN: hint\n"), "E: Unable to locate package x");
-        assert_eq!(complaint(""), "no message");
-    }
 
     /// apt warns only, where the host's configuration says so; a program that is run as it came must be signed.
     #[test]

@@ -4,6 +4,7 @@
 //! The machine's file system holds our static binary as init, the modules and what was asked for, so that this is a
 //! test of a minimal Linux image at the same time.
 
+mod apt;
 mod boot;
 mod fetch;
 mod guest;
@@ -224,6 +225,12 @@ pub(crate) fn static_binary_of(root: &Path) -> Result<PathBuf, String> {
 pub(crate) fn kernel_headers(root: &Path) -> Result<PathBuf, String> {
     fetch::possible()?;
     fetch::headers(&target_directory(root).join("vm"), &fetch::Given::default()).map_err(|e| e.to_string())
+}
+
+/// Debian's Chromium, fetched where it is not here yet: the directory that holds it and what this host lacks for it.
+pub(crate) fn chromium(root: &Path) -> Result<PathBuf, String> {
+    fetch::possible()?;
+    fetch::chromium(&target_directory(root).join("vm"), &fetch::Given::default()).map_err(|e| e.to_string())
 }
 
 pub(crate) fn target_directory(root: &Path) -> PathBuf {

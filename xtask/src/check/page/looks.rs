@@ -2,7 +2,7 @@
 
 use super::mock::{Answer, End, Mock, Stream};
 use super::tab::Tab;
-use super::{Fault, holds};
+use super::{Fault, axe, holds};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -40,6 +40,7 @@ const CONTROLS: [&str; 9] =
 /// Looks at what is on the screen, and keeps a picture of it.
 fn look(tab: &mut Tab<'_>, name: &str) -> Result<(), Fault> {
     tab.shot(name)?;
+    axe::look(tab, name)?;
     let contrast = tab.eval(FAINT)?;
     holds(&format!("{name}: texts were looked at"), contrast["looked"].as_u64() > Some(8))?;
     holds(&format!("{name}: all texts stand out, but for {}", contrast["found"]), contrast["found"] == json!([]))?;

@@ -189,6 +189,11 @@ impl Mock {
         format!("http://127.0.0.1:{}", self.port)
     }
 
+    /// The page that it gives out.
+    pub(super) fn page(&self) -> &str {
+        &self.shared.page
+    }
+
     /// As it was at the start.
     pub(super) fn reset(&self) {
         *lock(&self.shared.health) = Health::ok();

@@ -1,8 +1,9 @@
 //! The server's page in a real browser: Chromium without a screen, driven over its debugging pipe, against a server of this
-//! stage's own that does what each case needs, errors and broken streams included.
+//! stage's own that does what each case needs, errors and broken streams included; and in the end against the program itself.
 //!
 //! Screenshots go to `target/page`; they are for eyes and compared with nothing.
 
+mod axe;
 mod cases;
 mod cdp;
 mod chromium;
@@ -11,6 +12,7 @@ mod kiosk;
 mod looks;
 mod mock;
 mod pictures;
+mod served;
 mod tab;
 mod trouble;
 
@@ -108,37 +110,41 @@ pub(super) fn run(root: &Path) -> Outcome {
     if let Err(error) = std::fs::create_dir_all(&folder) {
         return Outcome::Fail(Tally::ONE_FAILED, format!("{}: {error}", folder.display()));
     }
-    let program = match chromium::found(&folder) {
+    let program = match chromium::found(root) {
         Ok(program) => program,
         Err(why) => return Outcome::Skip(why),
     };
+    if let Err(why) = axe::fetched(&folder) {
+        crate::print(&format!("without axe-core: {why}\n"));
+    }
     let begun = Browser::start(&program, &folder).and_then(|browser| {
         let mock = Mock::start(page).map_err(|error| Fault::Io { what: "a server for the page".into(), error })?;
         Ok(Stage { browser, mock, folder })
     });
     match begun {
-        Ok(mut stage) => stage.all(),
+        Ok(mut stage) => stage.all(root),
         Err(why) => Outcome::Fail(Tally::ONE_FAILED, why.to_string()),
     }
 }
 
 impl Stage {
-    fn all(&mut self) -> Outcome {
-        let wanted = std::env::var("QWEN35_PAGE_CASE").ok();
+    fn all(&mut self, root: &Path) -> Outcome {
+        let wanted = std::env::var("QWEN35_PAGE_CASE").unwrap_or_default();
         let (mut tally, mut failed) = (Tally::default(), Vec::new());
-        for (name, case) in cases::ALL {
-            if wanted.as_ref().is_some_and(|wanted| !name.contains(wanted.as_str())) {
-                continue;
+        let mut count = |name: &'static str, outcome: Result<(), Fault>| match outcome {
+            Ok(()) => tally.passed += 1,
+            Err(why) => {
+                crate::print(&format!("page: {name}: FAILED: {why}\n"));
+                tally.failed += 1;
+                failed.push(name);
             }
+        };
+        for (name, case) in cases::ALL.iter().filter(|(name, _)| name.contains(&wanted)) {
             self.mock.reset();
-            match self.one(name, case) {
-                Ok(()) => tally.passed += 1,
-                Err(why) => {
-                    crate::print(&format!("page: {name}: FAILED: {why}\n"));
-                    tally.failed += 1;
-                    failed.push(name);
-                }
-            }
+            count(name, self.one(name, *case));
+        }
+        if served::NAME.contains(&wanted) {
+            count(served::NAME, served::run(root, self.mock.page(), &mut self.browser, &self.folder));
         }
         crate::print(&format!("{}; screenshots in {}\n", self.browser.version, self.folder.display()));
         if failed.is_empty() { Outcome::Pass(tally) } else { Outcome::Fail(tally, failed.join("; ")) }

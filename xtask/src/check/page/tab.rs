@@ -36,6 +36,11 @@ impl<'a> Tab<'a> {
         Ok(tab)
     }
 
+    /// Where pictures go.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub(super) fn close(self) {
         let _ = self.browser.call(None, "Target.disposeBrowserContext", json!({"browserContextId": self.context}));
     }
