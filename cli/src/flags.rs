@@ -464,23 +464,21 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
     switch(Flag::JsonLines, "jsonl", TALKS, "say what happens as it does, in JSON, an event a line"),
     switch(Flag::Once, "once", &[Command::Top], "show it once, and leave"),
     switch(Flag::Ops, "ops", INSPECTS, "list every operation, command or call, one a line"),
-    FlagSpec {
-        flag: Flag::Group,
-        name: "group",
-        value: Some("GROUP"),
-        repeats: true,
-        help: "run the cases of this group only: open, query, bo, heap, context, exec, chain, fence, fault, power, share, \
+    repeated(
+        Flag::Group,
+        "group",
+        "GROUP",
+        DRIVER,
+        "run the cases of this group only: open, query, bo, heap, context, exec, chain, fence, fault, power, share, \
                multi or perf; may be given several times",
-        commands: DRIVER,
-    },
-    FlagSpec {
-        flag: Flag::Case,
-        name: "case",
-        value: Some("NAME"),
-        repeats: true,
-        help: "run the case of this name only, such as bo::handles; may be given several times",
-        commands: DRIVER,
-    },
+    ),
+    repeated(
+        Flag::Case,
+        "case",
+        "NAME",
+        DRIVER,
+        "run the case of this name only, such as bo::handles; may be given several times",
+    ),
     switch(Flag::List, "list", DRIVER, "list the cases and what they expect, and run none"),
     switch(Flag::Tap, "tap", DRIVER, "write the outcomes in the Test Anything Protocol"),
     switch(
@@ -504,15 +502,14 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "answer only who sends the key in this file as a bearer token; the variable QWEN35_API_KEY does the same",
     ),
     switch(Flag::Anyone, "anyone", SERVES, "let other machines in without a key"),
-    FlagSpec {
-        flag: Flag::Cors,
-        name: "cors",
-        value: Some("ORIGIN"),
-        repeats: true,
-        help: "answer pages of this origin, such as https://example.org, in browsers; * for all; may be given several \
+    repeated(
+        Flag::Cors,
+        "cors",
+        "ORIGIN",
+        SERVES,
+        "answer pages of this origin, such as https://example.org, in browsers; * for all; may be given several \
                times",
-        commands: SERVES,
-    },
+    ),
     valued(Flag::Queue, "queue", "N", SERVES, "let N requests wait; one more is told to come again [32]"),
     valued(Flag::Sessions, "sessions", "N", SERVES, "keep what was read of the last N conversations [8]"),
     valued(Flag::SessionMemory, "session-memory", "MIB", SERVES, "keep no more than so much of it [1024]"),

@@ -2,7 +2,7 @@
 
 use crate::arguments::{DeviceChoice, RunOptions};
 use crate::device;
-use crate::doctor::{padded, process};
+use crate::doctor::process;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::npu;
@@ -37,13 +37,14 @@ impl Look {
     fn at(device: &Device) -> Result<Look, CliError> {
         // Whoever cannot even be asked for its contexts is gone.
         let contexts = device.contexts().map_err(|error| CliError::Device(error.to_string()))?;
-        let clocks = device.clocks().map(|clocks| {
-            [clocks.mp_npu_clock, clocks.h_clock].map(|clock| (padded(&clock.name), clock.freq_mhz)).to_vec()
-        });
-        let sensors = device.sensors().unwrap_or_default().into_iter().map(|sensor| {
-            let value = f64::from(sensor.input) * 10f64.powi(i32::from(sensor.unitm));
-            (padded(&sensor.label), value, padded(&sensor.units))
-        });
+        let clocks = device
+            .clocks()
+            .map(|clocks| [clocks.mp_npu_clock, clocks.h_clock].map(|clock| (clock.label(), clock.freq_mhz)).to_vec());
+        let sensors = device
+            .sensors()
+            .unwrap_or_default()
+            .into_iter()
+            .map(|sensor| (sensor.label(), sensor.value(), sensor.unit()));
         Ok(Look {
             at: Instant::now(),
             contexts,

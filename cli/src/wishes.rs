@@ -161,7 +161,7 @@ impl Given {
         })?;
         if self.seed.is_none() && !sampling.is_greedy() {
             // Another one each time; `--json` and `--timing` tell which.
-            sampling.seed = std::hash::RandomState::new().build_hasher().finish() >> 12;
+            sampling.seed = any_seed();
         }
         let thinking = match (self.switched, self.thinking) {
             (true, Some(_)) => return Err(UsageError::Exclusive("thinking", "think")),
@@ -185,6 +185,11 @@ impl Given {
         }
         Ok(wishes)
     }
+}
+
+/// A seed that nobody knows beforehand, of so few bits that every reader of JSON takes it for what it is.
+pub(crate) fn any_seed() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish() >> 12
 }
 
 fn number(spec: &'static FlagSpec, value: OsString) -> Result<f32, UsageError> {

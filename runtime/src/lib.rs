@@ -9,6 +9,7 @@ pub mod bundle;
 pub mod chat;
 pub mod check;
 pub mod checksums;
+pub mod date;
 pub mod eval;
 pub mod export;
 pub mod files;

@@ -187,6 +187,14 @@ pub struct QueryClock {
     pub pad: u32,
 }
 
+impl QueryClock {
+    /// Its name.
+    #[must_use]
+    pub fn label(&self) -> String {
+        text(&self.name)
+    }
+}
+
 /// `struct amdxdna_drm_query_clock_metadata`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -221,6 +229,32 @@ pub struct QuerySensor {
     pub r#type: u8,
     /// Padding.
     pub pad: [u8; 6],
+}
+
+impl QuerySensor {
+    /// Its name.
+    #[must_use]
+    pub fn label(&self) -> String {
+        text(&self.label)
+    }
+
+    /// What it says now, in [`unit`](Self::unit).
+    #[must_use]
+    pub fn value(&self) -> f64 {
+        f64::from(self.input) * 10f64.powi(self.unitm.into())
+    }
+
+    /// The unit of [`value`](Self::value).
+    #[must_use]
+    pub fn unit(&self) -> String {
+        text(&self.units)
+    }
+}
+
+/// Text that is filled up with NULs.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }
 
 /// `struct amdxdna_drm_query_hwctx`.

@@ -75,12 +75,11 @@ fn power(findings: &mut Findings, device: &Device) {
     let mut parts = Vec::new();
     if let Ok(clocks) = device.clocks() {
         for clock in [clocks.mp_npu_clock, clocks.h_clock] {
-            parts.push(format!("{} at {} MHz", padded(&clock.name), clock.freq_mhz));
+            parts.push(format!("{} at {} MHz", clock.label(), clock.freq_mhz));
         }
     }
     for sensor in device.sensors().unwrap_or_default() {
-        let value = f64::from(sensor.input) * 10f64.powi(i32::from(sensor.unitm));
-        parts.push(format!("{} {value:.3} {}", padded(&sensor.label), padded(&sensor.units)));
+        parts.push(format!("{} {:.3} {}", sensor.label(), sensor.value(), sensor.unit()));
     }
     let more = parts.join(", ");
     match device.power_mode() {
@@ -93,10 +92,4 @@ fn power(findings: &mut Findings, device: &Device) {
         Ok(Err(mode)) => findings.ok("power", &format!("mode {mode}; {more}")),
         Err(error) => findings.skip("power", &one_line(&error)),
     }
-}
-
-/// Text that is filled up with NULs.
-pub(crate) fn padded(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }

@@ -8,7 +8,6 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use device::padded;
 pub(crate) use machine::process;
 
 use crate::arguments::{DeviceChoice, RunOptions};

@@ -1,6 +1,7 @@
 //! Fields of a JSON body, each of the kind that it has to be.
 
 use super::error::ApiError;
+use runtime::chat::kind_name;
 use serde_json::{Map, Value};
 
 /// An object's fields. A field that is null is not there.
@@ -100,14 +101,8 @@ impl<'a> Fields<'a> {
 
 /// What sort of JSON value this is, in words.
 pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
+    // What is not there is no value here.
+    if value.is_null() { "null" } else { kind_name(value) }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
+use crate::wishes::any_seed;
 use runtime::chat::{Sampling, Thinking};
 use serde_json::Value;
-use std::hash::{BuildHasher, Hasher};
 
 /// Tokens of reasoning that `reasoning_effort` stands for.
 const LOW: usize = 1024;
@@ -34,7 +34,7 @@ pub(super) fn sampling(fields: &Fields<'_>, default: &Sampling) -> Result<Sampli
         out.top_k = fields.whole("top_k", 0, u32::MAX.into())?.unwrap_or(0) as usize;
     }
     out.seed = match fields.get("seed") {
-        None => anything(),
+        None => any_seed(),
         Some(value) => {
             let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
             seed.ok_or_else(|| fields.wrong("seed", format_args!("it is {value}, wanted a whole number")))?
@@ -51,11 +51,6 @@ pub(super) fn sampling(fields: &Fields<'_>, default: &Sampling) -> Result<Sampli
         }
     }
     Ok(out)
-}
-
-/// Some number.
-fn anything() -> u64 {
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
 /// Strings that end the answer.

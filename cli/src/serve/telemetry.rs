@@ -50,14 +50,11 @@ impl Sample {
 }
 
 fn reading(sensor: &QuerySensor) -> (String, String, f64) {
-    let value = f64::from(sensor.input) * 10f64.powi(sensor.unitm.into());
-    (word(&sensor.label), word(&sensor.units), value)
+    (word(&sensor.label()), word(&sensor.unit()), sensor.value())
 }
 
 /// A name of the driver's, without what a label could not hold.
-fn word(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    let text = String::from_utf8_lossy(&bytes[..end]);
+fn word(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && !"\"\\".contains(*c)).collect()
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) struct Dialogue<'a> {
     pub(crate) conversation: Conversation<'a>,
-    pub(crate) voice: Voice,
+    pub(crate) voice: &'a mut Voice,
     /// Pictures that the first question of a conversation shows.
     images: &'a [PathBuf],
     /// What the next prompt begins with.
@@ -31,7 +31,7 @@ pub(crate) struct Dialogue<'a> {
 }
 
 impl<'a> Dialogue<'a> {
-    pub(crate) fn new(conversation: Conversation<'a>, voice: Voice, images: &'a [PathBuf]) -> Self {
+    pub(crate) fn new(conversation: Conversation<'a>, voice: &'a mut Voice, images: &'a [PathBuf]) -> Self {
         Self { conversation, voice, images, pieces: Vec::new(), missing: None }
     }
 
@@ -87,7 +87,7 @@ impl<'a> Dialogue<'a> {
             pieces.splice(0..0, pictures.into_iter().map(Piece::Picture));
         }
         pieces.push(Piece::Text(text));
-        self.conversation.ask(pieces, &mut self.voice)
+        self.conversation.ask(pieces, self.voice)
     }
 
     fn obey(&mut self, order: Order) -> Result<Next, CliError> {

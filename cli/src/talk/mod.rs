@@ -78,22 +78,19 @@ fn talked(bundle: &Path, talk: &TalkOptions, interrupt: &Interrupt, voice: &mut 
 }
 
 /// Questions by lines, each one going on with the conversation.
-fn lines(
-    conversation: Conversation<'_>,
-    talk: &TalkOptions,
+fn lines<'a>(
+    conversation: Conversation<'a>,
+    talk: &'a TalkOptions,
     interrupt: &Interrupt,
-    voice: &mut Voice,
+    voice: &'a mut Voice,
 ) -> Result<(), CliError> {
-    let own = std::mem::replace(voice, Voice::new(talk.style, talk.wishes.show_thinking));
-    let mut dialogue = Dialogue::new(conversation, own, &talk.images);
+    let mut dialogue = Dialogue::new(conversation, voice, &talk.images);
     let people = std::io::stdin().is_terminal();
-    let result = if people && std::io::stdout().is_terminal() && talk.style == Style::Text {
+    if people && std::io::stdout().is_terminal() && talk.style == Style::Text {
         terminal::run(&mut dialogue)
     } else {
         script(&mut dialogue, people, interrupt)
-    };
-    *voice = dialogue.voice;
-    result
+    }
 }
 
 /// Lines of standard input.

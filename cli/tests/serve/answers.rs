@@ -51,15 +51,9 @@ fn a_stream_is_the_whole_answer() {
     assert_eq!(cost["timings"]["prompt_tokens"], whole["usage"]["prompt_tokens"]);
     // Another connection of the same client, kept open between requests.
     let mut stream = server.connect();
-    let body = json!({"messages": [user(SUM)]}).to_string();
+    let body = json!({"messages": [user(SUM)]});
     for _ in 0..3 {
-        crate::client::send(
-            &mut stream,
-            "POST",
-            "/v1/chat/completions",
-            &[("content-type", "application/json")],
-            &body,
-        );
+        Server::send_chat(&mut stream, &body);
         let mut reader = std::io::BufReader::new(stream.try_clone().unwrap());
         assert_eq!(content(&crate::client::Response::read(&mut reader).json()), TWELVE);
     }

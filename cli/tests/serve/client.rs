@@ -75,6 +75,12 @@ impl Server {
         stream
     }
 
+    /// Asks on a connection of one's own, without waiting for the answer.
+    pub(crate) fn send_chat(stream: &mut TcpStream, body: &Value) {
+        let json = [("content-type", "application/json")];
+        send(stream, "POST", "/v1/chat/completions", &json, &body.to_string());
+    }
+
     pub(crate) fn get(&self, path: &str) -> Response {
         self.ask("GET", path, &[], "")
     }

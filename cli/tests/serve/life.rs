@@ -34,14 +34,7 @@ fn what_takes_too_long_is_ended_with_a_word() {
     let waiting = std::thread::spawn({
         let mut stream = server.connect();
         move || {
-            let body = json!({"messages": [user("hi")]}).to_string();
-            crate::client::send(
-                &mut stream,
-                "POST",
-                "/v1/chat/completions",
-                &[("content-type", "application/json")],
-                &body,
-            );
+            Server::send_chat(&mut stream, &json!({"messages": [user("hi")]}));
             crate::client::Response::read(&mut std::io::BufReader::new(stream))
         }
     });

@@ -25,8 +25,8 @@ pub(super) const PANEL: usize = 2 * LANES;
 /// Rows that share what is loaded.
 const ROWS: usize = 6;
 
-/// A decay below this is none: products with it vanish beside what a token adds, and would soon be subnormal numbers, on
-/// which some processors spend a hundred times as long.
+/// A decay below this is none: products with it vanish beside what a token adds, and would soon be subnormal numbers, with
+/// which some processors are several times slower (docs/bench).
 const FADED: f32 = 1e-24;
 
 /// What a token needs beside its key, query and value; the products of decays are in the factors.

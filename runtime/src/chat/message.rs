@@ -326,7 +326,7 @@ fn kind(index: usize, field: &str, value: &Value, wanted: &'static str) -> Messa
 }
 
 /// What sort of JSON value this is, in words.
-pub(super) fn kind_name(value: &Value) -> &'static str {
+pub fn kind_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "missing or null",
         Value::Bool(_) => "a boolean",

@@ -37,7 +37,7 @@ pub use error::ChatError;
 pub use grammar::{Constraint, GrammarError, Grammars, ToolChoice};
 pub use guard::{ControlTokens, Rendered};
 pub use marks::MarkLimits;
-pub use message::{Message, MessageError, Part, Role, ToolCall};
+pub use message::{Message, MessageError, Part, Role, ToolCall, kind_name};
 pub use options::{Event, Outcome, Stop, Timing, TokenLogprob, Turn};
 pub use picture::Picture;
 pub use sampler::{Chosen, MAX_LOGPROBS, Preset, Sampler, Sampling, SamplingError, TokenSet};

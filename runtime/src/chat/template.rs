@@ -1,7 +1,6 @@
 //! The prompt of a conversation: the checkpoint's own Jinja template, or the built-in one.
 
 mod builtin;
-mod clock;
 mod jinja;
 mod python;
 

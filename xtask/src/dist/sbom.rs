@@ -93,30 +93,9 @@ fn id_text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Seconds since 1970 as a date of the proleptic Gregorian calendar, in UTC.
+/// Seconds since 1970 as a date and time, as the specification wants it.
 fn timestamp(epoch: u64) -> String {
-    let (days, second) = (epoch / 86_400, epoch % 86_400);
-    let (mut year, mut left) = (1970, days);
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    loop {
-        let length = if leap(year) { 366 } else { 365 };
-        if left < length {
-            break;
-        }
-        left -= length;
-        year += 1;
-    }
-    let february = if leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", left + 1)
+    runtime::date::utc(epoch, "%FT%TZ")
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
+use super::TemplateError;
 use super::python::{Layout, dumps, float, is_space};
-use super::{TemplateError, clock};
+use crate::date;
 
 /// The steps and bytes that rendering may take: many times what a full context needs, and seconds in a template that
 /// would run for ever.
@@ -46,7 +47,7 @@ impl Jinja {
         });
         environment.add_filter("trim", trim);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", |format: String| clock::now(&format));
+        environment.add_function("strftime_now", |format: String| date::now(&format));
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|e| TemplateError::Source { what: told(&e) })?;

@@ -1,4 +1,4 @@
-//! The date for templates that ask for it.
+//! Dates of the Gregorian calendar, in UTC.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,13 +20,15 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// The time now, in UTC, as `strftime` would format it.
-pub(super) fn now(format: &str) -> String {
+pub(crate) fn now(format: &str) -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    at(seconds, format)
+    utc(seconds, format)
 }
 
-/// `strftime` in the C locale. A directive that is not known stays as it is.
-fn at(seconds: u64, format: &str) -> String {
+/// So many seconds after the beginning of 1970, as `strftime` would format it in the C locale. A directive that is not known
+/// stays as it is.
+#[must_use]
+pub fn utc(seconds: u64, format: &str) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (hour, minute) = (second / 3600, second / 60 % 60);
     let (year, month, day, of_year) = civil(days);
@@ -107,7 +109,7 @@ fn civil(days: u64) -> (u64, u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::at;
+    use super::utc;
 
     /// What `date -u -d @N` and Python's `strftime` say.
     #[test]
@@ -119,7 +121,7 @@ mod tests {
             (4_107_542_400, "%F", "2100-03-01"),
             (1_767_225_600, "%-d/%-m %T %% %Q %Z", "1/1 00:00:00 % %Q UTC"),
         ] {
-            assert_eq!(at(seconds, format), wanted);
+            assert_eq!(utc(seconds, format), wanted);
         }
     }
 }
