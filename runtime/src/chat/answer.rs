@@ -10,13 +10,14 @@ use super::error::ChatError;
 use super::generate::{Limits, Speaker, generate};
 use super::grammar::{Constraint, Grammars};
 use super::machine::Machine;
-use super::message::Message;
+use super::message::{Message, ToolCall};
 use super::options::{Event, Outcome, Stop, Timing};
 use super::picture::Picture;
 use super::plan::{Plan, Planner};
 use super::sampler::{Sampler, Sampling};
 use super::session::{Look, Looks, Said, Session};
 use super::state::{Seat, Span};
+use super::template::TemplateError;
 use super::writer::{Listener, Writer};
 use crate::model::{Model, ModelError, Speculate, Speculator};
 use crate::npu::NpuError;
@@ -62,6 +63,7 @@ impl Chat {
         event: &mut Listener<'_>,
     ) -> Result<Outcome, ChatError> {
         ask.check(self.model.bundle().manifest.text.vocab)?;
+        session.meet(self.model.id());
         let constraint = self.constraint(ask)?;
         let before = (self.model.profile(), self.model.counters());
         let mut outcome = Outcome::default();
@@ -94,8 +96,15 @@ impl Chat {
     /// Lends the model with the state of a conversation in its hands, for what is not in the interface here: to look at
     /// logits, say. What is appended meanwhile is not part of the conversation, and is forgotten.
     pub fn with_state<T>(&mut self, session: &mut Session, work: impl FnOnce(&mut Model) -> T) -> T {
+        session.meet(self.model.id());
         let mut seat = session.state.seat(&mut self.model);
-        work(&mut seat)
+        // What is left behind may be other tokens of the same number, which the seat does not see.
+        let before = seat.snapshot();
+        let result = work(&mut seat);
+        if seat.restore(&before).is_err() {
+            seat.reset();
+        }
+        result
     }
 
     fn respond(
@@ -122,7 +131,7 @@ impl Chat {
             Some(same) if *same.sampling() == ask.sampling => same,
             other => other.insert(Sampler::new(ask.sampling.clone(), vocab)?),
         };
-        let calls = session.messages().map(|message| message.tool_calls.len()).sum();
+        let calls = calls(session);
         let Session { state, looks, .. } = session;
         let mut seat = state.seat(model);
         let held = seat.rewind(&plan.tokens);
@@ -196,6 +205,12 @@ impl Chat {
         if !pictures.is_empty() && !self.model.sees() {
             return Err(ChatError::NoVision { images: pictures.len() });
         }
+        for Said { message, pictures } in &session.said {
+            let (found, wanted) = (message.images(), pictures.len());
+            if found != wanted {
+                return Err(TemplateError::Pictures { found, wanted }.into());
+            }
+        }
         session.looks.retain(|hash, _| pictures.iter().any(|picture| picture.hash() == hash));
         for picture in &pictures {
             if !session.looks.contains_key(picture.hash()) {
@@ -225,6 +240,13 @@ fn message(outcome: &Outcome) -> Message {
     }
     let message = Message::assistant(Some(outcome.reasoning.clone()), text);
     Message { tool_calls: outcome.calls.clone(), ..message }
+}
+
+/// Calls that the conversation has had: where the oldest were left out, their numbers are in the names of the others.
+fn calls(session: &Session) -> usize {
+    let all = || session.messages().flat_map(|message| &message.tool_calls);
+    let number = |call: &ToolCall| call.id.as_ref()?.strip_prefix("call_")?.parse::<u32>().ok();
+    all().filter_map(number).map(|number| number as usize).max().unwrap_or(0).max(all().count())
 }
 
 /// Encodes the pictures behind the first `held` tokens that have not been. Gives whether it came to its end.

@@ -38,7 +38,10 @@ pub enum ChatError {
     #[error(transparent)]
     Stops(#[from] StopError),
     /// The prompt does not fit.
-    #[error("the prompt has {prompt} tokens but the context holds {max_ctx}; shorten it or raise --max-ctx")]
+    #[error(
+        "the prompt has {prompt} tokens but the context holds {max_ctx}, and an answer needs one of them; shorten it or \
+         raise --max-ctx"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,

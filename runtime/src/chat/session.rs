@@ -55,6 +55,8 @@ pub struct Session {
     pub(super) looks: Looks,
     pub(super) state: State<Model>,
     pub(super) encoding: Encoding,
+    /// The model that answered in it.
+    pub(super) model: Option<u64>,
 }
 
 impl Session {
@@ -137,13 +139,24 @@ impl Session {
     /// goes on, but for what DeltaNet layers remember: 19 MB at 2B.
     #[must_use]
     pub fn branch(&self) -> Session {
-        let Session { said, looks, state, encoding } = self;
-        Session { said: said.clone(), looks: looks.clone(), state: state.fork(), encoding: encoding.clone() }
+        let Session { said, looks, state, encoding, model } = self;
+        let (said, looks, encoding) = (said.clone(), looks.clone(), encoding.clone());
+        Session { said, looks, state: state.fork(), encoding, model: *model }
     }
 
     /// Forgets everything but the instructions at the beginning.
     pub fn clear(&mut self) {
         self.said.truncate(self.first());
+    }
+
+    /// From now on a conversation with this model. Tokens, rows of pictures and states that another one made mean nothing
+    /// to it.
+    pub(super) fn meet(&mut self, model: u64) {
+        if self.model.replace(model).is_some_and(|before| before != model) {
+            self.state.forget();
+            self.looks.clear();
+            self.encoding = Encoding::default();
+        }
     }
 
     /// Index of the first message that is no instruction.

@@ -53,7 +53,9 @@ pub struct Restored {
 
 impl Chat {
     /// Writes a conversation to a file, which only its owner may read, in place of what was there: whole or not at all.
-    /// What the model has of it goes along as it was at the last place to go back to, just before the last answer.
+    /// What the model has of it goes along as it was at the last place to go back to, just before the last answer. This is
+    /// the only place: a restored conversation goes on from there, and what is taken back before it is read anew. If
+    /// another `Chat` has answered in it, the words alone are written.
     ///
     /// # Errors
     /// What the file system says.
@@ -96,7 +98,7 @@ impl From<StateError> for Bad {
 }
 
 fn write(model: &Model, session: &Session, path: &Path) -> Result<(), Bad> {
-    let place = session.state.last_mark();
+    let place = session.state.last_mark().filter(|(_, snapshot)| snapshot.is_of(model));
     let held = place.map_or(0, |(len, _)| len);
     let mut tokens = session.state.tokens().clone();
     tokens.truncate(held);
@@ -122,7 +124,9 @@ fn write(model: &Model, session: &Session, path: &Path) -> Result<(), Bad> {
     out.extend(head.as_bytes());
     let hash = Sha256::digest(&out);
     out.extend(hash);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    // One that was left behind may be readable by others, or lead elsewhere.
+    let _ = std::fs::remove_file(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(&out)?;
     pngs.iter().try_for_each(|png| file.write_all(png))?;
     if let Some((_, snapshot)) = place {
@@ -194,7 +198,12 @@ fn tokens(head: &Value) -> Result<Tokens, Bad> {
     for span in list(head, "spans")? {
         let hash = span["sha256"].as_str().and_then(unhex).ok_or_else(|| Bad("a picture without a hash".into()))?;
         let grid = [number(&span["grid"], 0)?, number(&span["grid"], 1)?];
-        tokens.spans.push(Span { at: number(span, "at")?, tokens: number(span, "tokens")?, hash, grid });
+        let (at, count) = (number(span, "at")?, number(span, "tokens")?);
+        let after = tokens.spans.last().map_or(0, |last| last.at + last.tokens);
+        if at < after || count == 0 || at.checked_add(count).is_none_or(|end| end > tokens.ids.len()) {
+            return Err(Bad(format!("a picture of {count} tokens at {at}, where none can be")));
+        }
+        tokens.spans.push(Span { at, tokens: count, hash, grid });
     }
     Ok(tokens)
 }

@@ -38,7 +38,7 @@ pub enum ModelError {
         vocab: usize,
     },
     /// More tokens than the context holds.
-    #[error("{tokens} tokens do not fit into a context of {max_ctx}")]
+    #[error("{tokens} tokens do not fit into a context of {max_ctx}; raise --max-ctx")]
     ContextFull {
         /// Tokens there would be.
         tokens: usize,

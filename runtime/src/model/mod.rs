@@ -161,6 +161,11 @@ impl Model {
         Ok(model)
     }
 
+    /// Tells models of this process apart.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Why commands go one at a time though they were to go together; `None` where they go as they were to.
     #[must_use]
     pub fn fallback(&self) -> Option<Fallback> {

@@ -213,6 +213,12 @@ impl Snapshot {
         own.map(Memory::bytes).sum::<usize>() + size_of_val(&self.0.last[..])
     }
 
+    /// Whether this model made it.
+    #[must_use]
+    pub fn is_of(&self, model: &Model) -> bool {
+        self.0.fits(model).is_ok()
+    }
+
     /// A sequence that goes on from here.
     #[must_use]
     pub fn sequence(&self) -> Sequence {

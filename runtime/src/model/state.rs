@@ -69,7 +69,7 @@ pub enum StateError {
         wanted: &'static str,
     },
     /// Longer than the context.
-    #[error("the saved sequence has {tokens} tokens, the context holds {max_ctx}; allow for a longer one")]
+    #[error("the saved sequence has {tokens} tokens, the context holds {max_ctx}; load with a larger --max-ctx")]
     TooLong {
         /// Tokens of the sequence.
         tokens: u64,
@@ -111,6 +111,11 @@ impl Model {
     /// # Errors
     /// What `to` says; a snapshot of another model.
     pub fn save_snapshot(&self, snapshot: &Snapshot, to: &mut dyn Write) -> Result<(), StateError> {
+        // Shapes may agree where weights do not: what was written then would be taken for this model's own.
+        if !snapshot.is_of(self) {
+            let what = format!("its snapshot of {} tokens was made by another one", snapshot.len());
+            return Err(StateError::OtherModel { what });
+        }
         self.write(snapshot.frozen(), to)
     }
 

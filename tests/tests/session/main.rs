@@ -4,6 +4,7 @@
 
 mod answers;
 mod broken_off;
+mod faults;
 mod stored;
 mod turns;
 
@@ -40,11 +41,15 @@ fn load(max_ctx: usize) -> (Chat, Arc<Model>) {
 }
 
 fn load_with(options: LoadOptions) -> (Chat, Arc<Model>) {
+    load_bundle(bundle(), options)
+}
+
+fn load_bundle(bundle: &Path, options: LoadOptions) -> (Chat, Arc<Model>) {
     // A machine that is busy with other things is no hang.
     let device = Model::new(Config { coherent: false, tdr_ms: 0, ..Config::default() });
     let options = LoadOptions { deadline: Duration::from_secs(600), ..options };
     let npu = Npu::open(&*device, Path::new("/dev/accel/accel0")).unwrap();
-    (Chat::load(Bundle::open(bundle()).unwrap(), npu, options, &mut |_| {}).unwrap(), device)
+    (Chat::load(Bundle::open(bundle).unwrap(), npu, options, &mut |_| {}).unwrap(), device)
 }
 
 /// One picture for each `look`.
