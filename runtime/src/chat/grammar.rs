@@ -171,7 +171,8 @@ const SAFE: i64 = (1 << 53) - 1;
 /// A schema for the crate, which looks for its own settings in it. Integers without bounds get those that readers have:
 /// a model may write digits for ever, too.
 fn spaced(schema: &Value) -> Value {
-    let mut schema = schema.clone();
+    // `true` allows what `{}` does, which has room for a setting.
+    let mut schema = if *schema == Value::Bool(true) { json!({}) } else { schema.clone() };
     bound(&mut schema);
     if let Some(schema) = schema.as_object_mut() {
         schema.insert("x-guidance".into(), json!({"whitespace_pattern": SPACE}));
@@ -183,7 +184,9 @@ fn bound(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
             let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"];
-            if object.get("type") == Some(&json!("integer")) && !bounds.iter().any(|name| object.contains_key(*name)) {
+            let kinds = schema::kinds(object);
+            let whole = kinds.contains(&"integer") && !kinds.contains(&"number");
+            if whole && !bounds.iter().any(|name| object.contains_key(*name)) {
                 object.insert("minimum".into(), json!(-SAFE));
                 object.insert("maximum".into(), json!(SAFE));
             }

@@ -228,3 +228,35 @@ fn json_does_not_go_on_with_white_space_for_ever() {
     let own = json!({"type": "object", "x-guidance": {"whitespace_flexible": 7}});
     assert!(grammars(&tokenizer).json_schema(&own).is_ok());
 }
+
+/// `["integer", "null"]` had no bounds, and a schema of `true` the crate's own white space.
+#[test]
+fn digits_and_white_space_end_in_every_way_to_write_a_schema() {
+    let tokenizer = tokenizer();
+    let follows =
+        |schema: &Value, text: &str| follows(&mut grammars(&tokenizer).json_schema(schema).unwrap(), &tokenizer, text);
+    let nullable = json!({"type": ["integer", "null"]});
+    assert!(follows(&nullable, "null") && follows(&nullable, &"9".repeat(15)));
+    assert!(!follows(&nullable, &"9".repeat(17)));
+    let any = json!(true);
+    assert!(follows(&any, "{ \"a\": [1, 2.5] }") && !follows(&any, "{     "));
+}
+
+/// Bounds of texts that no answer reaches are refused or kept to, and take neither for ever nor all memory.
+#[test]
+fn absurd_lengths_of_a_text_are_no_trouble() {
+    let tokenizer = tokenizer();
+    let grammars = grammars(&tokenizer);
+    for (least, most) in [(0, u64::MAX), (5, 2), (u64::MAX, u64::MAX), (0, 1_000_000), (1_000_000, 2_000_000)] {
+        let schema = json!({"type": "string", "minLength": least, "maxLength": most});
+        let definition = json!({"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}});
+        let tools = Tools::new(vec![definition]).unwrap();
+        let mut allowed = TokenSet::new(VOCAB);
+        for made in [grammars.tool_calls(&tools, &ToolChoice::Required), grammars.json_schema(&schema)] {
+            match made {
+                Ok(mut constraint) => assert!(constraint.mask(&mut allowed).unwrap()),
+                Err(error) => assert!(matches!(error, GrammarError::Schema { .. }), "{error}"),
+            }
+        }
+    }
+}
