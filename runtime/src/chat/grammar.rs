@@ -169,7 +169,7 @@ const SPACE: &str = r"[\x20\x0A]|\x0A\x20{1,24}";
 const SAFE: i64 = (1 << 53) - 1;
 
 /// A schema for the crate, which looks for its own settings in it. Integers without bounds get those that readers have:
-/// a model may write digits for ever, too.
+/// a model may write digits for ever, too. Digits of a fraction or an exponent have no end.
 fn spaced(schema: &Value) -> Value {
     // `true` allows what `{}` does, which has room for a setting.
     let mut schema = if *schema == Value::Bool(true) { json!({}) } else { schema.clone() };
@@ -183,12 +183,20 @@ fn spaced(schema: &Value) -> Value {
 fn bound(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
-            let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"];
             let kinds = schema::kinds(object);
             let whole = kinds.contains(&"integer") && !kinds.contains(&"number");
-            if whole && !bounds.iter().any(|name| object.contains_key(*name)) {
-                object.insert("minimum".into(), json!(-SAFE));
-                object.insert("maximum".into(), json!(SAFE));
+            if whole && !["multipleOf", "enum", "const"].iter().any(|name| object.contains_key(*name)) {
+                let given = |names: [&str; 2]| names.iter().find_map(|name| object.get(*name)).map(Value::as_f64);
+                let least = given(["minimum", "exclusiveMinimum"]);
+                let most = given(["maximum", "exclusiveMaximum"]);
+                // One that is out there already keeps what the schema says, as odd as that is.
+                let near = |bound: Option<Option<f64>>| bound.is_none_or(|x| x.is_some_and(|x| x.abs() < SAFE as f64));
+                if least.is_none() && near(most) {
+                    object.insert("minimum".into(), json!(-SAFE));
+                }
+                if most.is_none() && near(least) {
+                    object.insert("maximum".into(), json!(SAFE));
+                }
             }
             let values = ["enum", "const", "default", "examples"];
             object.iter_mut().filter(|(name, _)| !values.contains(&name.as_str())).for_each(|(_, inner)| bound(inner));

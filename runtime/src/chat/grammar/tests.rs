@@ -238,6 +238,12 @@ fn digits_and_white_space_end_in_every_way_to_write_a_schema() {
     let nullable = json!({"type": ["integer", "null"]});
     assert!(follows(&nullable, "null") && follows(&nullable, &"9".repeat(15)));
     assert!(!follows(&nullable, &"9".repeat(17)));
+    for half in [json!({"type": "integer", "minimum": 0}), json!({"type": "integer", "exclusiveMaximum": 1e15})] {
+        assert!(follows(&half, &"9".repeat(15)) || follows(&half, "-9999999"), "{half}");
+        assert!(!follows(&half, &"9".repeat(17)) && !follows(&half, &format!("-{}", "9".repeat(17))), "{half}");
+    }
+    let far = json!({"type": "integer", "minimum": 1e17});
+    assert!(follows(&far, &format!("2{}", "0".repeat(17))), "what a schema asks for itself");
     let any = json!(true);
     assert!(follows(&any, "{ \"a\": [1, 2.5] }") && !follows(&any, "{     "));
 }
