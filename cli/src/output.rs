@@ -40,7 +40,9 @@ const CLEAR: &str = "\r\x1b[K";
 
 impl ProgressLine {
     pub(crate) fn new() -> Self {
-        let terminal = std::io::stderr().is_terminal();
+        // A terminal that cannot rewrite a line says so.
+        let dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
+        let terminal = std::io::stderr().is_terminal() && !dumb;
         Self { shown: false, terminal, last: None, began: None }
     }
 

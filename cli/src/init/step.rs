@@ -1,17 +1,20 @@
 //! The verbs of init's script.
 
-use std::ffi::{CString, OsString};
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs;
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{await_node, raw_serial};
+use super::cmdline::{self, Parameters};
+use super::kmod::{self, Modules};
+use super::network::Network;
+use super::supervise::{self, Control, End};
+use super::{Console, await_node, disk, raw_serial, uptime};
 
 /// What a file in sysfs may take to take a word: removing a device waits for its clients.
 const SYSFS: Duration = Duration::from_secs(60);
@@ -23,7 +26,7 @@ const DEVICE: &str = "{device}";
 const SEPARATOR: &[u8] = b"\x1e";
 
 /// What the script has come to.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Machine {
     words: Vec<OsString>,
     program: Option<OsString>,
@@ -33,23 +36,35 @@ pub(super) struct Machine {
     module: String,
     /// The device's address on its bus, kept while no driver has it.
     device: Option<String>,
+    /// What the kernel's command line says.
+    parameters: Parameters,
+    /// The image's modules.
+    modules: Arc<Mutex<Modules>>,
+    /// Where the server's bundle is.
+    bundle: Option<String>,
 }
 
 impl Machine {
+    /// A machine with this command line of the kernel's; also what cannot be read of it.
+    pub(super) fn new(line: &str) -> (Machine, Vec<String>) {
+        let (parameters, complaints) = Parameters::parse(line);
+        (Machine { parameters, ..Machine::default() }, complaints)
+    }
+
     /// Does one line; an exit code where it was a command's.
-    pub(super) fn step(&mut self, verb: &str, rest: &str) -> Result<Option<i32>, String> {
+    pub(super) fn step(&mut self, verb: &str, rest: &str, console: &mut Console) -> Result<Option<i32>, String> {
         let done = |()| None;
         match verb {
             "module" => {
                 rest.clone_into(&mut self.module);
-                load_module(rest).map(done)
+                kmod::load_line(rest).map(done)
             }
             "load" => {
-                load_module(&self.module)?;
+                kmod::load_line(&self.module)?;
                 await_node(Duration::from_secs(5));
                 Ok(None)
             }
-            "unload" => unload_module(rest).map(done),
+            "unload" => kmod::unload(rest).map(done),
             "write" => {
                 let (path, value) = rest.split_once(' ').unwrap_or((rest, ""));
                 match path.split_once(DEVICE) {
@@ -82,8 +97,64 @@ impl Machine {
                 std::thread::sleep(Duration::from_millis(rest.parse().unwrap_or(0)));
                 Ok(None)
             }
+            "say" => {
+                console.say(rest);
+                Ok(None)
+            }
+            "hostname" => {
+                let name = self.parameters.hostname.as_deref().unwrap_or(rest);
+                rustix::system::sethostname(name.as_bytes()).map(done).map_err(|e| format!("hostname {name}: {e}"))
+            }
+            "drivers" => {
+                let (index, files) = rest.split_once(' ').unwrap_or((rest, ""));
+                let mut modules = Modules::open(index, self.parameters.clone())?;
+                let mut trouble = Vec::new();
+                files.split_whitespace().for_each(|file| modules.load(file, &mut trouble));
+                trouble.iter().for_each(|line| console.say(line));
+                self.modules = Arc::new(Mutex::new(modules));
+                await_node(Duration::from_secs(5));
+                console.say(&match fs::read_dir("/dev/accel").ok().and_then(|mut nodes| nodes.next()?.ok()) {
+                    Some(node) => format!("node {} at {}", node.path().display(), uptime()),
+                    None => "no NPU that the amdxdna driver takes".to_owned(),
+                });
+                Ok(None)
+            }
+            "network" => {
+                let port = cmdline::port(&self.parameters.arguments).or(rest.parse().ok()).unwrap_or(80);
+                let modules = Arc::clone(&self.modules);
+                Network { address: self.parameters.address, port, modules }.start().map(done)
+            }
+            "bundle" => {
+                self.bundle = Some(rest.to_owned());
+                if let Some(place) = &self.parameters.bundle {
+                    // Served without, the server says what is missing.
+                    self.bundle = Some(format!("/disk{}", place.path));
+                    disk::bundle(place, &self.modules)?;
+                }
+                Ok(None)
+            }
             other => Err(format!("unknown verb {other:?}")),
         }
+    }
+
+    /// The server, until the machine is to end: how, and its exit code.
+    pub(super) fn serve(&mut self, console: &mut Console) -> Result<(End, i32), String> {
+        let words = std::mem::take(&mut self.words);
+        let script: Vec<String> = words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let bundle = self.bundle.clone().unwrap_or_else(|| "/bundle".to_owned());
+        let arguments: Vec<OsString> = [bundle]
+            .into_iter()
+            .chain(cmdline::merge(&script, &self.parameters.arguments))
+            .map(OsString::from)
+            .collect();
+        let control = match self.parameters.control.as_deref().map(Control::open).transpose() {
+            Ok(control) => control,
+            Err(why) => {
+                console.say(&why);
+                None
+            }
+        };
+        supervise::serve(&arguments, self, control, console)
     }
 
     /// The device's address: the one that is bound, or was.
@@ -154,22 +225,6 @@ fn write(path: &str, value: &str) -> Result<(), String> {
     }
 }
 
-/// `path parameters`.
-fn load_module(line: &str) -> Result<(), String> {
-    let (path, parameters) = line.split_once(' ').unwrap_or((line, ""));
-    let file = File::open(Path::new(path)).map_err(|e| format!("open {path}: {e}"))?;
-    let parameters = CString::new(parameters.trim()).map_err(|_| format!("{path}: a NUL in its parameters"))?;
-    rustix::system::finit_module(file.as_fd(), &parameters, 0)
-        .map_err(|e| format!("finit_module {path} {parameters:?}: {e}"))
-}
-
-fn unload_module(name: &str) -> Result<(), String> {
-    let word = CString::new(name).map_err(|_| "a NUL in a module's name".to_owned())?;
-    // O_NONBLOCK: a module in use is an error, not a wait.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits();
-    rustix::system::delete_module(&word, flags as i32).map_err(|e| format!("delete_module {name}: {e}"))
-}
-
 fn from_hex(text: &str) -> Option<OsString> {
     let digits = text.as_bytes();
     if !digits.len().is_multiple_of(2) {
@@ -191,11 +246,13 @@ mod tests {
 
     #[test]
     fn steps_that_mean_nothing_are_errors() {
-        let mut machine = Machine::default();
-        assert!(machine.step("dance", "").is_err_and(|why| why.contains("dance")));
-        assert!(machine.step("finish", "1").is_err_and(|why| why.contains("nothing was started")));
-        assert!(machine.step("write", "/nowhere/at/all x").is_err_and(|why| why.contains("/nowhere/at/all")));
-        assert_eq!(machine.step("sleep", "1"), Ok(None));
+        let (mut machine, mut console) = (Machine::default(), Console(None));
+        let mut step = |verb, rest| machine.step(verb, rest, &mut console);
+        assert!(step("dance", "").is_err_and(|why| why.contains("dance")));
+        assert!(step("finish", "1").is_err_and(|why| why.contains("nothing was started")));
+        assert!(step("write", "/nowhere/at/all x").is_err_and(|why| why.contains("/nowhere/at/all")));
+        assert!(step("drivers", "/nowhere/index").is_err_and(|why| why.contains("/nowhere/index")));
+        assert_eq!(step("sleep", "1"), Ok(None));
     }
 
     #[test]

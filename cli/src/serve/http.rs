@@ -149,6 +149,7 @@ impl App {
             Route::Page => Ok(page()),
             Route::OpenApi => Ok(respond(200, JSON, OPENAPI)),
             Route::Health => {
+                self.state.be_doubtful();
                 let (status, body) = self.state.health(self.queue.waiting(), self.queue.limit());
                 let mut response = value(status, &body);
                 response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -211,6 +211,20 @@ fn a_device_that_goes_away_and_comes_back() {
     rig.end();
 }
 
+/// A device that was taken away while nobody asked anything: `/health` said "ok" until somebody did.
+#[test]
+fn health_tells_of_a_device_that_went_while_idle() {
+    let rig = Rig::new(config(), Duration::from_secs(10));
+    rig.is_right(0);
+    rig.device().unplug();
+    let health = rig.until(503);
+    assert!(health["reason"].as_str().unwrap().contains("ENODEV"), "{health}");
+    *rig.device.lock().unwrap() = Model::new(config());
+    rig.until(200);
+    rig.is_right(0);
+    rig.end();
+}
+
 /// A server whose device is away ends when it is told to, without waiting for it.
 #[test]
 fn an_unhealthy_server_can_be_stopped() {

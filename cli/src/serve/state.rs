@@ -40,6 +40,8 @@ pub(super) struct State {
     hurry: AtomicBool,
     /// Somebody has asked how the device is since it was last looked at.
     curious: AtomicBool,
+    /// Somebody has asked whether it is there.
+    doubtful: AtomicBool,
     name: String,
 }
 
@@ -60,6 +62,7 @@ impl State {
             running: AtomicUsize::new(0),
             hurry: AtomicBool::new(false),
             curious: AtomicBool::new(false),
+            doubtful: AtomicBool::new(false),
             name,
         }
     }
@@ -163,6 +166,16 @@ impl State {
     /// Whether somebody did, once.
     pub(super) fn was_curious(&self) -> bool {
         self.curious.swap(false, Ordering::Relaxed)
+    }
+
+    /// Somebody wants to know whether the device is there.
+    pub(super) fn be_doubtful(&self) {
+        self.doubtful.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody did, once.
+    pub(super) fn was_doubtful(&self) -> bool {
+        self.doubtful.swap(false, Ordering::Relaxed)
     }
 
     /// The status and body of `/health`.

@@ -1,8 +1,9 @@
 //! What the driver says of the device: contexts, memory, power.
 
 use super::metrics::Page;
-use amdxdna_ioctl::Device;
+use crate::error::one_line;
 use amdxdna_ioctl::abi::query::QuerySensor;
+use amdxdna_ioctl::{Device, ioctl};
 
 /// How a device was when it was last looked at.
 #[derive(Debug, Default)]
@@ -47,6 +48,12 @@ impl Sample {
             }
         }
     }
+}
+
+/// Why nothing more can be done with a device that has been taken away. The question does not wake it.
+pub(super) fn gone(device: &Device) -> Option<String> {
+    let asked = device.door().map(|door| ioctl::version(door).err().map(|error| one_line(&error)));
+    asked.unwrap_or_else(|error| Some(one_line(&error)))
 }
 
 fn reading(sensor: &QuerySensor) -> (String, String, f64) {

@@ -9,7 +9,7 @@ use super::notify::Notify;
 use super::options::ServeOptions;
 use super::queue::{Next, Queue};
 use super::state::{Facts, State};
-use super::telemetry::Sample;
+use super::telemetry::{Sample, gone};
 use crate::device::Loaded;
 use crate::error::{CliError, one_line};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,6 +78,13 @@ impl Worker {
                 Next::Nothing => {
                     if self.state.was_curious() {
                         self.look(loaded);
+                    }
+                    // One that nobody has asked anything may have been taken away, too.
+                    if self.state.was_doubtful()
+                        && let Some(reason) = gone(loaded.chat.model().npu().device())
+                    {
+                        self.metrics.sessions(0, 0);
+                        return Some(reason);
                     }
                     continue;
                 }
