@@ -47,7 +47,7 @@ impl Tally {
 type Stage = fn(&Path) -> Outcome;
 
 /// Cheap stages first: a slip of the formatter should not cost a build.
-const STAGES: [(&str, Stage); 19] = [
+const STAGES: [(&str, Stage); 20] = [
     ("fmt", fmt),
     ("hygiene", hygiene::run),
     ("notes", notes::run),
@@ -66,6 +66,7 @@ const STAGES: [(&str, Stage); 19] = [
     ("dist", dist::run),
     ("xrt", xrt::run),
     ("driver", driver::run),
+    ("image", driver::image),
     (OTHERS, driver::others),
 ];
 /// Runs only where it is named: minutes of machine for what changes seldom.
@@ -75,7 +76,7 @@ pub(crate) const HELP: &str = "\
 cargo xtask check [STAGE]...
   runs the stages named, or all but driver-others; a stage passes, fails or says why it was skipped
     fmt hygiene notes clippy docs abi tests oracle peer readme bench demo page clients load dist xrt driver
-    driver-others
+    image driver-others
   QWEN35_ORACLE=DIR  reference runs for the stage oracle
   QWEN35_CHROMIUM=FILE  a browser for the stage page; QWEN35_PAGE_CASE=WORDS  only cases with these words in their names
   QWEN35_PROGRAM=P   this program in the stages clients and load, instead of a release build

@@ -4,6 +4,7 @@ mod abi;
 mod bench;
 mod check;
 mod dist;
+mod image;
 mod load;
 mod server;
 mod supervise;
@@ -19,7 +20,7 @@ cargo xtask <command>
 
   check [STAGE]...   everything that has to hold before a change lands; without a stage, all of them:
                      fmt hygiene notes clippy docs abi tests oracle peer readme bench demo page clients load dist xrt
-                     driver; and, only where it is named, driver-others: the table on other firmware, parts and address
+                     driver image; and, only where it is named, driver-others: the table on other firmware, parts and address
                      modes
   check --device NODE [--bundle B]
                      this machine's NPU: the table of driver cases, none of the dangerous ones, and the bundle's
@@ -29,6 +30,8 @@ cargo xtask <command>
                      for more
   load [OPTION]...   a server under clients that ask, go away, talk nonsense and read slowly; `load --help` for more
   dist               what a user downloads: a static binary, a Debian package, manual page, completions, units, checksums
+  image [OPTION]...  what a machine boots to answer questions and nothing else: Debian's kernel and an initial file system;
+                     `image --help` for more
   supervise -- PROGRAM [ARGUMENT]...
                      a program that uses the driver, on the software NPU; `supervise --help` for more
   synth-bundle <out> [--size 2b|0.8b|4b|9b|tiny] [--layers N]
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         "check" => check::run(&rest),
         "load" => load::run(&rest),
         "dist" => dist::run(&rest),
+        "image" => image::run(&rest),
         "supervise" => supervise::run(&rest),
         "synth-bundle" => synth::run(&rest),
         "vm" => vm::run(&rest),
@@ -87,6 +91,7 @@ fn help_of(command: &str) -> Option<&'static str> {
         "check" => check::HELP,
         "load" => load::HELP,
         "dist" => dist::HELP,
+        "image" => image::HELP,
         "supervise" => supervise::HELP,
         "synth-bundle" => synth::HELP,
         "vm" => vm::HELP,

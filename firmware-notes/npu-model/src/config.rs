@@ -169,6 +169,8 @@ pub struct Counts {
     pub bytes_read: u64,
     /// Bytes that shim DMA wrote to memory.
     pub bytes_written: u64,
+    /// Of a PCI device: nanoseconds for which its thread of commands worked.
+    pub worked_ns: u64,
     /// In timing mode: nanoseconds for which commands held the array.
     pub array_ns: u64,
     /// In timing mode: nanoseconds for which at least one command was under way, its latency included.

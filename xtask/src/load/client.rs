@@ -10,12 +10,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A connection with a request on it.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(crate) struct Asked {
     reader: BufReader<TcpStream>,
 }
 
 /// The bytes of a request.
-pub(super) fn request(path: &str, kind: &str, body: &str) -> String {
+pub(crate) fn request(path: &str, kind: &str, body: &str) -> String {
     let method = if body.is_empty() { "GET" } else { "POST" };
     format!(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: \
@@ -26,7 +26,7 @@ pub(super) fn request(path: &str, kind: &str, body: &str) -> String {
 
 impl Asked {
     /// Sends bytes, which may be a part of a request.
-    pub(super) fn send(at: &str, bytes: &str) -> Result<Asked, String> {
+    pub(crate) fn send(at: &str, bytes: &str) -> Result<Asked, String> {
         let mut stream = TcpStream::connect(at).map_err(|error| format!("connecting: {error}"))?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
@@ -35,7 +35,7 @@ impl Asked {
     }
 
     /// The status and, of an answer that is not streamed, the body.
-    pub(super) fn whole(mut self) -> Result<(u16, Value), String> {
+    pub(crate) fn whole(mut self) -> Result<(u16, Value), String> {
         let mut text = String::new();
         self.reader.read_to_string(&mut text).map_err(|error| format!("reading: {error}"))?;
         let status =
@@ -45,7 +45,7 @@ impl Asked {
     }
 
     /// The status of a stream, which then begins.
-    pub(super) fn begin(&mut self) -> Result<u16, String> {
+    pub(crate) fn begin(&mut self) -> Result<u16, String> {
         let mut first = String::new();
         self.line(&mut first)?;
         let status = first.get(9..12).and_then(|status| status.parse().ok());
@@ -58,7 +58,7 @@ impl Asked {
     }
 
     /// The next event of a stream: its data, or nothing at its end.
-    pub(super) fn event(&mut self) -> Result<Option<String>, String> {
+    pub(crate) fn event(&mut self) -> Result<Option<String>, String> {
         let mut line = String::new();
         // Heads of chunks, comments and empty lines are passed over; no chunk is cut within a line.
         while self.line(&mut line)? > 0 {
@@ -71,7 +71,7 @@ impl Asked {
 }
 
 /// What the server has counted.
-pub(super) fn metrics(at: &str) -> Result<String, String> {
+pub(crate) fn metrics(at: &str) -> Result<String, String> {
     let (status, body) = Asked::send(at, &request("/metrics", "text/plain", ""))?.whole()?;
     match body {
         Value::String(page) if status == 200 => Ok(page),
@@ -80,7 +80,7 @@ pub(super) fn metrics(at: &str) -> Result<String, String> {
 }
 
 /// One number of it.
-pub(super) fn metric(page: &str, name: &str) -> f64 {
+pub(crate) fn metric(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.and_then(|number| number.parse().ok()).unwrap_or(f64::NAN)
 }

@@ -2,7 +2,7 @@
 //! requests, on this machine alone. What has to hold at the end: every answer was right, nothing is stuck, and memory has
 //! not grown.
 
-mod client;
+pub(crate) mod client;
 mod mix;
 
 use crate::server::{Server, program};

@@ -74,6 +74,25 @@ const START_MARK: &str = "qwen35-init: start at ";
 /// Ten times what a busy host needs until init starts.
 const BEGIN: Duration = Duration::from_secs(90);
 
+/// QEMU with a machine as the driver wants it, without ports, kernel or network.
+pub(super) fn machine(qemu: &[String], memory_mib: u32, socket: Option<&Path>) -> Result<Command, VmError> {
+    let (program, first) = qemu.split_first().ok_or(VmError::Usage("no QEMU program"))?;
+    let mut c = Command::new(program);
+    c.args(first)
+        .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem,-hypervisor", "-smp", "2"])
+        .arg("-m")
+        .arg(format!("{memory_mib}M"))
+        .arg("-object")
+        .arg(format!("memory-backend-memfd,id=mem,size={memory_mib}M,share=on"))
+        .args(["-numa", "node,memdev=mem", "-device", "intel-iommu,caching-mode=on,intremap=off"])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    if let Some(socket) = socket {
+        c.arg("-device")
+            .arg(format!(r#"{{"driver":"vfio-user-pci","socket":{{"path":"{}","type":"unix"}}}}"#, socket.display()));
+    }
+    Ok(c)
+}
+
 pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
     let console = boot.scratch.join("console.log");
     let stderr = boot.scratch.join("stderr.log");
@@ -81,17 +100,8 @@ pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
         "console=ttyS0 panic=-1 quiet mitigations=off nokaslr transparent_hugepage_shmem=always {}",
         boot.addressing.kernel_parameters()
     );
-    let (program, first) = boot.parts.qemu.split_first().ok_or(VmError::Usage("no QEMU program"))?;
-    let mut c = Command::new(program);
-    c.args(first)
-        .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "Nehalem,-hypervisor", "-smp", "2"])
-        .arg("-m")
-        .arg(format!("{}M", boot.memory_mib))
-        .arg("-object")
-        .arg(format!("memory-backend-memfd,id=mem,size={}M,share=on", boot.memory_mib))
-        .args(["-numa", "node,memdev=mem", "-device", "intel-iommu,caching-mode=on,intremap=off"])
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .arg("-serial")
+    let mut c = machine(&boot.parts.qemu, boot.memory_mib, boot.socket)?;
+    c.arg("-serial")
         .arg(format!("file:{}", console.display()))
         .args(["-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out"])
         .arg("-serial")
@@ -102,10 +112,6 @@ pub(super) fn run(boot: &Boot<'_>) -> Result<Booted, VmError> {
         .arg(boot.initramfs)
         .arg("-append")
         .arg(append);
-    if let Some(socket) = boot.socket {
-        c.arg("-device")
-            .arg(format!(r#"{{"driver":"vfio-user-pci","socket":{{"path":"{}","type":"unix"}}}}"#, socket.display()));
-    }
     let started = Instant::now();
     let mut child = c
         .stdin(Stdio::null())

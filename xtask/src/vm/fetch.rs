@@ -61,13 +61,7 @@ pub(super) struct Given {
 /// Finds or fetches all parts below `home`.
 pub(super) fn parts(home: &Path, given: &Given) -> Result<Parts, VmError> {
     fs::create_dir_all(home).map_err(|e| VmError::io("create", home, e))?;
-    let qemu = match &given.qemu {
-        Some(path) => vec![path.display().to_string()],
-        None => match system_qemu() {
-            Some(path) => vec![path],
-            None => fetched_qemu(home, given)?,
-        },
-    };
+    let qemu = qemu(home, given)?;
     let (image, modules_root) = match (&given.kernel, &given.modules) {
         (Some(kernel), Some(modules)) => (kernel.clone(), modules.clone()),
         (None, None) => fetched_kernel(home, given)?,
@@ -83,6 +77,14 @@ pub(super) fn parts(home: &Path, given: &Given) -> Result<Parts, VmError> {
         MODULES.iter().map(|name| unpacked_module(&modules_root, name, &cache)).collect::<Result<Vec<_>, _>>()?;
     let kernel = unpacked_kernel(&image, &cache).unwrap_or(image);
     Ok(Parts { qemu, kernel, modules })
+}
+
+/// The command that runs QEMU: the one given, the system's, or a fetched one.
+pub(super) fn qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
+    match &given.qemu {
+        Some(path) => Ok(vec![path.display().to_string()]),
+        None => system_qemu().map_or_else(|| fetched_qemu(home, given), |path| Ok(vec![path])),
+    }
 }
 
 /// The system's QEMU where it is at least 10.1.
@@ -148,7 +150,7 @@ fn fetched_qemu(home: &Path, given: &Given) -> Result<Vec<String>, VmError> {
     ])
 }
 
-fn fetched_kernel(home: &Path, given: &Given) -> Result<(PathBuf, PathBuf), VmError> {
+pub(super) fn fetched_kernel(home: &Path, given: &Given) -> Result<(PathBuf, PathBuf), VmError> {
     let root = fetched(home, "linux", (given, Packages::Machine), |apt| {
         ["linux-binary", "linux-modules"].iter().map(|p| apt.download(&format!("{p}-{KERNEL}"))).collect()
     })?;

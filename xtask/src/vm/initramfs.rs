@@ -11,7 +11,7 @@ use super::{Step, VmError};
 
 /// A `newc` cpio archive under construction (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 #[derive(Debug)]
-pub(super) struct Cpio<W: Write> {
+pub(crate) struct Cpio<W: Write> {
     out: W,
     inode: u32,
     written: u64,
@@ -23,7 +23,7 @@ const CHARACTER: u32 = 0o020_000;
 const LINK: u32 = 0o120_000;
 
 impl<W: Write> Cpio<W> {
-    pub(super) fn new(out: W) -> Self {
+    pub(crate) fn new(out: W) -> Self {
         Self { out, inode: 1, written: 0 }
     }
 
@@ -62,21 +62,21 @@ impl<W: Write> Cpio<W> {
         self.pad()
     }
 
-    pub(super) fn directory(&mut self, name: &str) -> io::Result<()> {
+    pub(crate) fn directory(&mut self, name: &str) -> io::Result<()> {
         self.entry(name, DIRECTORY | 0o755, (0, 0), 0)
     }
 
-    pub(super) fn character(&mut self, name: &str, major: u32, minor: u32) -> io::Result<()> {
+    pub(crate) fn character(&mut self, name: &str, major: u32, minor: u32) -> io::Result<()> {
         self.entry(name, CHARACTER | 0o600, (major, minor), 0)
     }
 
-    pub(super) fn file(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn file(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         self.entry(name, REGULAR | mode, (0, 0), bytes.len() as u64)?;
         self.put(bytes)?;
         self.pad()
     }
 
-    pub(super) fn copy(&mut self, name: &str, mode: u32, from: &Path) -> io::Result<()> {
+    pub(crate) fn copy(&mut self, name: &str, mode: u32, from: &Path) -> io::Result<()> {
         let bytes = fs::read(from)?;
         self.file(name, mode, &bytes)
     }
@@ -88,7 +88,7 @@ impl<W: Write> Cpio<W> {
     }
 
     /// The directories above `name`, those that are not in `made` yet.
-    fn parents(&mut self, name: &str, made: &mut BTreeSet<String>) -> io::Result<()> {
+    pub(crate) fn parents(&mut self, name: &str, made: &mut BTreeSet<String>) -> io::Result<()> {
         for (at, _) in name.match_indices('/') {
             if made.insert(name[..at].to_owned()) {
                 self.directory(&name[..at])?;
@@ -105,7 +105,7 @@ impl<W: Write> Cpio<W> {
 
     /// Copies a directory tree; `name` itself is created too. Links to a neighbour stay links, so that a library's
     /// names do not multiply it; other links are followed.
-    pub(super) fn tree(&mut self, name: &str, from: &Path) -> io::Result<()> {
+    pub(crate) fn tree(&mut self, name: &str, from: &Path) -> io::Result<()> {
         self.directory(name)?;
         let mut entries: Vec<PathBuf> = fs::read_dir(from)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         entries.sort();
@@ -122,7 +122,12 @@ impl<W: Write> Cpio<W> {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> io::Result<W> {
+    /// Bytes so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    pub(crate) fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.entry("TRAILER!!!", 0, (0, 0), 0)?;
         Ok(self.out)

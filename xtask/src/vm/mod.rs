@@ -9,6 +9,7 @@ mod boot;
 mod fetch;
 mod guest;
 mod initramfs;
+mod live;
 mod request;
 mod step;
 
@@ -21,6 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub(crate) use guest::XRT_PROGRAM;
+pub(crate) use initramfs::Cpio;
+pub(crate) use live::{Line, Live};
 pub(crate) use request::HELP;
 use request::Request;
 pub(crate) use step::{Done, Step};
@@ -106,6 +109,11 @@ const TRIPLE: &str = "x86_64-unknown-linux-musl";
 
 /// Runs the steps; `Ok(true)` where all went well, `Err` for wrong usage.
 pub(crate) fn run(arguments: &[OsString]) -> Result<bool, String> {
+    if let Some((first, rest)) = arguments.split_first()
+        && first == "--image"
+    {
+        return crate::image::serve::run(rest);
+    }
     let request = Request::parse(arguments)?;
     let ended = match machine(&request, true) {
         Ok(ended) => ended,
@@ -201,6 +209,13 @@ pub(crate) fn static_target() -> Result<(), String> {
 /// Gets the parts of the machine. `Ok(Err(..))` is the reason why the mirror does not give them.
 pub(crate) fn fetched(root: &Path) -> Result<Result<(), String>, String> {
     had(fetch::parts(&target_directory(root).join("vm"), &fetch::Given::default()))
+}
+
+/// Debian's kernel: its image, the directory `kernel` of its modules, and its release.
+pub(crate) fn kernel(root: &Path) -> Result<(PathBuf, PathBuf, &'static str), String> {
+    let home = target_directory(root).join("vm");
+    let (image, modules) = fetch::fetched_kernel(&home, &fetch::Given::default()).map_err(|e| e.to_string())?;
+    Ok((image, modules, fetch::KERNEL))
 }
 
 /// Gets XRT's packages, answering as [`fetched`].

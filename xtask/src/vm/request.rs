@@ -24,6 +24,9 @@ pub(super) struct Request {
 }
 
 pub(crate) const HELP: &str = "\
+cargo xtask vm --image [DIR] [--stay] [--append WORDS] [--disk FILE]
+                        the image of `cargo xtask image`, asked from outside, and when what happened; --stay: it serves
+                        until Enter is pressed; --append: words for its kernel; --disk: its /dev/vda, only read
 cargo xtask vm [options] -- <arguments of qwen35-direct>
   --npu 4|5|6           the virtual part (default 4: Strix Point)
   --protocol M.N        firmware protocol (default 6.18)

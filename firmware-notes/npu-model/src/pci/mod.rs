@@ -305,11 +305,13 @@ fn run_jobs(shared: &Shared, queue: &Receiver<Job>) {
             }
             state.contexts.get(&context).map(|c| c.heaps.clone()).unwrap_or_default()
         };
+        let begun = Instant::now();
         let answer = {
             // Held while the command runs: memory that goes away waits for the DMA that uses it.
             let guest = shared.guest.read().unwrap_or_else(PoisonError::into_inner);
             command(&shared.firmware, context, &message, &ContextView { guest: &guest, heaps: &heaps })
         };
+        shared.stats.update(|counts| counts.worked_ns += begun.elapsed().as_nanos() as u64);
         let mut state = shared.state();
         let raised = shared.firmware.array_error();
         if let Some(error) = raised.filter(|_| raised != told) {

@@ -1,7 +1,8 @@
 //! The real amdxdna driver, in a virtual machine on the virtual NPU: the demo's answers as in process, the table of
-//! driver cases, and a device that misbehaves.
+//! driver cases, a device that misbehaves, and the image that serves.
 
 mod answers;
+mod image;
 mod table;
 mod trouble;
 
@@ -65,6 +66,11 @@ pub(super) fn run(root: &Path) -> Outcome {
         table::run(bench);
         trouble::run(bench);
     })
+}
+
+/// The image: one boot, asked from outside.
+pub(super) fn image(root: &Path) -> Outcome {
+    with(root, |bench| image::run(bench, root))
 }
 
 /// Other firmware, other parts, other address modes: the table on each.
