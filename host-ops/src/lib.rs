@@ -8,19 +8,18 @@
 //!
 //! Every function gives the same bits for any number of threads and for any cutting of a prompt into pieces: a
 //! reduction's order depends on the width of what is reduced or on absolute positions, never on how many rows came in
-//! one call. The vector kernels and their plain counterparts are one source compiled twice (see `simd`), so they agree
-//! bit for bit as well.
+//! one call. The vector kernels and their plain counterparts are one source compiled several times (see `simd`), so
+//! they agree bit for bit as well.
 //!
 //! # Panics
 //!
 //! Lengths that do not fit a documented shape are a programming error and panic; what can come from a file or a user
 //! (image sizes, weight shapes) returns an error.
-
 //!
 //! # Unsafe
 //!
-//! In `simd` (intrinsics, and the switch to code compiled for AVX2), in the block decoders of [`gemm`] and in [`pool`]
-//! (a loop's body and its slices cross threads without `'static`).
+//! In `simd` and `wide` (intrinsics, and the switch to code compiled for AVX2 or AVX-512), in the block decoders of
+//! [`gemm`] and in [`pool`] (a loop's body and its slices cross threads without `'static`).
 
 #![deny(unsafe_code)]
 
@@ -45,3 +44,5 @@ mod simd;
 #[cfg(test)]
 mod testing;
 pub mod w8;
+#[allow(unsafe_code)]
+mod wide;

@@ -2,15 +2,17 @@
 
 use crate::pool::Pool;
 use crate::simd::{LANES, kernel};
+use crate::wide::{Vector, WIDE};
 
-/// Floating-point operations of one round of [`multiply_add`].
-pub const OPERATIONS_A_ROUND: usize = 2 * LANES * CHAINS;
+/// Floating-point operations of one round of [`multiply_add_eight`].
+pub const OPERATIONS_OF_EIGHT: usize = 2 * LANES * CHAINS;
 /// Independent chains: enough for two units of five cycles' latency.
 const CHAINS: usize = 12;
 
 kernel! {
-    /// Fused multiply-adds that depend on nothing but registers. The result is of no interest; use it all the same.
-    pub fn multiply_add<V>(rounds: usize) -> f32 {
+    /// Fused multiply-adds that depend on nothing but registers, in vectors of eight. The result is of no interest; use it
+    /// all the same.
+    pub fn multiply_add_eight<V>(rounds: usize) -> f32 {
         let (scale, step) = (V::splat(0.999_999), V::splat(1e-6));
         let mut chains: [V; CHAINS] = std::array::from_fn(|i| V::splat(i as f32));
         for _ in 0..rounds {
@@ -19,6 +21,22 @@ kernel! {
             }
         }
         chains.into_iter().fold(V::splat(0.0), |sum, chain| sum.add(chain)).sum()
+    }
+}
+
+kernel! {
+    /// As [`multiply_add_eight`], in the longest vectors that there are. Gives the operations of a round, too.
+    pub fn multiply_add<V, W>(rounds: usize) -> (f32, usize) {
+        let (scale, step) = (W::all(0.999_999), W::all(1e-6));
+        let mut chains: [W; CHAINS] = std::array::from_fn(|i| W::all(i as f32));
+        for _ in 0..rounds {
+            for chain in &mut chains[..W::ROWS] {
+                *chain = step.plus(*chain, scale);
+            }
+        }
+        let mut out = [0.0; WIDE];
+        chains.into_iter().fold(step, |sum, chain| sum.plus(chain, scale)).write(&mut out);
+        (out.iter().sum(), 2 * WIDE * W::ROWS)
     }
 }
 
@@ -72,6 +90,8 @@ mod tests {
         assert_eq!(x, y);
         update(&pool, &mut x);
         assert!(x.iter().all(|x| *x == 1.5));
-        assert!(multiply_add(1000).is_finite());
+        assert!(multiply_add_eight(1000).is_finite());
+        let (sum, operations) = multiply_add(1000);
+        assert!(sum.is_finite() && operations.is_multiple_of(2 * WIDE));
     }
 }

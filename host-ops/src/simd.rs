@@ -1,10 +1,13 @@
 //! Vectors of eight f32, twice: plain Rust and AVX2 with FMA and F16C.
 //!
-//! A kernel is written once over [`Lanes`] and compiled for both by [`kernel!`], which chooses at run time. Both
-//! implementations do the same operations in the same order (a fused multiply-add is fused in both), so their results
-//! are the same bits.
+//! A kernel is written once over [`Lanes`] and compiled for every [`Level`] by [`kernel!`], which chooses at run time. All
+//! of them do the same operations in the same order (a fused multiply-add is fused in all), so their results are the same
+//! bits.
 
+#[cfg(target_arch = "x86_64")]
+use crate::wide::Zmm;
 use half::{bf16, f16};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Values in a vector.
 pub(crate) const LANES: usize = 8;
@@ -43,12 +46,20 @@ pub(crate) trait Lanes: Copy + crate::gemm::block::Blocks {
 pub(crate) trait Stored: Copy + Default + Send + Sync {
     /// Eight of them, widened.
     fn load<V: Lanes>(x: &[Self; LANES]) -> V;
+    /// Sixteen of them, widened.
+    #[cfg(target_arch = "x86_64")]
+    fn load_zmm(x: &[Self; 2 * LANES]) -> Zmm;
 }
 
 impl Stored for f32 {
     #[inline(always)]
     fn load<V: Lanes>(x: &[f32; LANES]) -> V {
         V::load(x)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn load_zmm(x: &[f32; 2 * LANES]) -> Zmm {
+        Zmm::load(x)
     }
 }
 
@@ -57,12 +68,22 @@ impl Stored for bf16 {
     fn load<V: Lanes>(x: &[bf16; LANES]) -> V {
         V::load_bf16(x)
     }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn load_zmm(x: &[bf16; 2 * LANES]) -> Zmm {
+        Zmm::load_bf16(x)
+    }
 }
 
 impl Stored for f16 {
     #[inline(always)]
     fn load<V: Lanes>(x: &[f16; LANES]) -> V {
         V::load_f16(x)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn load_zmm(x: &[f16; 2 * LANES]) -> Zmm {
+        Zmm::load_f16(x)
     }
 }
 
@@ -250,42 +271,85 @@ mod x86 {
     }
 }
 
-/// Whether the AVX2 kernels may run here.
+/// What kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    /// Any processor.
+    Plain = 1,
+    /// AVX2, FMA, F16C.
+    Avx2,
+    /// The same vectors with AVX-512's registers, twice as many, and its instructions (F, VL, BW, DQ).
+    Avx512,
+}
+
+/// The level that runs here.
 #[inline]
-pub(crate) fn wide() -> bool {
+pub(crate) fn level() -> Level {
     #[cfg(test)]
-    if PLAIN.get() {
-        return false;
+    if let Some(level) = LEVEL.get() {
+        return level;
     }
+    found()
+}
+
+#[inline]
+fn found() -> Level {
+    static FOUND: AtomicU8 = AtomicU8::new(0);
+    match FOUND.load(Ordering::Relaxed) {
+        1 => Level::Plain,
+        2 => Level::Avx2,
+        3 => Level::Avx512,
+        _ => {
+            let level = detect();
+            FOUND.store(level as u8, Ordering::Relaxed);
+            level
+        }
+    }
+}
+
+#[cold]
+fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+        let more = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq");
+        return if more { Level::Avx512 } else { Level::Avx2 };
+    }
+    Level::Plain
 }
 
 #[cfg(test)]
-thread_local! { static PLAIN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) }; }
+thread_local! { static LEVEL: std::cell::Cell<Option<Level>> = const { std::cell::Cell::new(None) }; }
 
 /// Runs `f` with the plain kernels on this thread.
 #[cfg(test)]
 pub(crate) fn plain<R>(f: impl FnOnce() -> R) -> R {
-    PLAIN.set(true);
+    at_level(Level::Plain, f)
+}
+
+/// Runs `f` with the kernels of a level on this thread, or of the highest one below it that is there.
+#[cfg(test)]
+pub(crate) fn at_level<R>(level: Level, f: impl FnOnce() -> R) -> R {
+    let before = LEVEL.replace(Some(level.min(found())));
     let r = f();
-    PLAIN.set(false);
+    LEVEL.set(before);
     r
 }
 
-/// Defines a function whose body is compiled twice, with `V` as [`Plain`] and as `Avx` with AVX2, FMA and F16C, and chosen at
-/// run time.
+/// Defines a function whose body is compiled for each [`Level`] and chosen at run time: with `V` as [`Plain`], or as `Avx`. A
+/// second name behind V stands for sixteen lanes, see [`crate::wide`].
 ///
 /// Everything the body calls with a `V` has to be `#[inline(always)]` or a closure written in the body (closures take
 /// over the features of the function around them): a vector that crosses into code without AVX goes through memory,
 /// and each operation there is a call.
 macro_rules! kernel {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident<$v:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$v:ident $(, $w:ident)?>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(
             unsafe_code,
+            dead_code,
             clippy::too_many_arguments,
             clippy::redundant_closure,
             clippy::allow_attributes,
@@ -293,22 +357,37 @@ macro_rules! kernel {
         )]
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
-            if $crate::simd::wide() {
-                #[target_feature(enable = "avx2,fma,f16c")]
-                fn avx($($arg: $ty),*) $(-> $ret)? {
-                    #[allow(unused_imports, clippy::allow_attributes)]
-                    use $crate::simd::Lanes as _;
-                    #[allow(dead_code, clippy::allow_attributes)]
-                    type $v = $crate::simd::Avx;
-                    $body
+            match $crate::simd::level() {
+                $crate::simd::Level::Avx512 => {
+                    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq")]
+                    fn avx512($($arg: $ty),*) $(-> $ret)? {
+                        #[allow(unused_imports, clippy::allow_attributes)]
+                        use $crate::simd::Lanes as _;
+                        type $v = $crate::simd::Avx;
+                        $(type $w = $crate::wide::Zmm;)?
+                        $body
+                    }
+                    // SAFETY: `avx512` needs what `level` found.
+                    return unsafe { avx512($($arg),*) };
                 }
-                // SAFETY: `avx` needs AVX2, FMA and F16C, and `wide` found them.
-                return unsafe { avx($($arg),*) };
+                $crate::simd::Level::Avx2 => {
+                    #[target_feature(enable = "avx2,fma,f16c")]
+                    fn avx2($($arg: $ty),*) $(-> $ret)? {
+                        #[allow(unused_imports, clippy::allow_attributes)]
+                        use $crate::simd::Lanes as _;
+                        type $v = $crate::simd::Avx;
+                        $(type $w = $crate::wide::Two<$v>;)?
+                        $body
+                    }
+                    // SAFETY: `avx2` needs AVX2, FMA and F16C, which `level` found.
+                    return unsafe { avx2($($arg),*) };
+                }
+                $crate::simd::Level::Plain => {}
             }
             #[allow(unused_imports, clippy::allow_attributes)]
             use $crate::simd::Lanes as _;
-            #[allow(dead_code, clippy::allow_attributes)]
             type $v = $crate::simd::Plain;
+            $(type $w = $crate::wide::Two<$v>;)?
             $body
         }
     };
@@ -536,19 +615,27 @@ mod tests {
     }
 
     #[test]
-    fn both_implementations_give_the_same_bits() {
+    fn all_levels_give_the_same_bits() {
         let mut random = Random::new(1);
         for n in [0, 1, 7, 8, 9, 31, 32, 33, 64, 71, 255, 1024] {
             let (a, b) = (random.normal(n), random.normal(n));
-            assert_eq!(dot(&a, &b).to_bits(), plain(|| dot(&a, &b)).to_bits(), "{n}");
-            let pair = [dot(&a, &b), dot(&a, &a)];
-            assert_eq!(bits(&dot_pair(&a, &b, &a)), bits(&pair), "{n}");
-            assert_eq!(bits(&plain(|| dot_pair(&a, &b, &a))), bits(&pair), "{n}");
-            let (mut wide, mut narrow) = (a.clone(), a.clone());
-            exp_in_place(&mut wide);
-            plain(|| exp_in_place(&mut narrow));
-            assert_eq!(bits(&wide), bits(&narrow));
+            let all = || {
+                let mut exp = a.clone();
+                exp_in_place(&mut exp);
+                (dot(&a, &b).to_bits(), dot(&a, &a).to_bits(), bits(&dot_pair(&a, &b, &a)), bits(&exp))
+            };
+            let here = all();
+            assert_eq!(here.2, [here.0, here.1], "{n}");
+            assert!(plain(all) == here && at_level(Level::Avx2, all) == here, "{n}");
         }
+    }
+
+    /// Which of them runs is decided once; a level that is not there must never be.
+    #[test]
+    fn a_level_is_never_above_what_is_there() {
+        assert_eq!(level(), detect());
+        assert_eq!(plain(level), Level::Plain);
+        assert!(at_level(Level::Avx512, level) == detect() && at_level(Level::Avx2, level) <= detect());
     }
 
     kernel! {
@@ -604,7 +691,7 @@ mod tests {
             let expected = x.iter().fold(f32::MIN, |m, &x| m.max(x));
             assert_eq!(Plain::load(&x).largest(), expected);
             #[cfg(target_arch = "x86_64")]
-            if wide() {
+            if level() > Level::Plain {
                 assert_eq!(Avx::load(&x).largest(), expected);
             }
         }

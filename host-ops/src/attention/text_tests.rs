@@ -118,6 +118,7 @@ fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
     same(case.run(3, &vec![1; 1100]), "3 threads, token by token");
     same(case.run(8, &[500, 2, 1]), "8 threads");
     same(simd::plain(|| case.run(1, &[700])), "plain");
+    same(simd::at_level(simd::Level::Avx2, || case.run(1, &[700])), "AVX2");
 }
 
 #[test]
@@ -248,6 +249,7 @@ fn sixteen_bits_are_close_and_the_same_bits_everywhere() {
         assert!(bits(&run(threads, pieces).0) == bits(&half));
     }
     assert!(bits(&simd::plain(|| run(1, &[650])).0) == bits(&half));
+    assert!(bits(&simd::at_level(simd::Level::Avx2, || run(1, &[650])).0) == bits(&half));
 }
 
 #[test]

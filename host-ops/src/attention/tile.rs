@@ -1,23 +1,30 @@
 //! Some queries against one block of keys and values.
 //!
-//! Both matrix products of a block run over panels of [`PANEL`] columns, two vectors: [`ROWS`] queries times two
-//! vectors are twelve sums in registers, and a panel is read front to back, which is also how memory likes to be read
-//! when there is a single token and the cache is large.
+//! Both matrix products of a block run over panels of [`PANEL`] columns: as many queries as have their sums in registers
+//! go together ([`group`]), and a panel is read front to back, which is also how memory likes to be read when there is a
+//! single token and the cache is large.
 
-use crate::simd::{LANES, Lanes, Stored, exp_of_negative, kernel};
+use crate::simd::{self, LANES, Lanes, Stored, exp_of_negative, kernel};
+use crate::wide::{Vector, WIDE};
 use half::{bf16, f16};
 
 /// Keys of a block, and tokens of a cache page.
 pub const BLOCK: usize = 128;
 
 /// Keys of a panel of keys, and columns of a panel of values.
-pub(super) const PANEL: usize = 2 * LANES;
+pub(super) const PANEL: usize = WIDE;
 
 /// Queries that one call can take.
 pub(super) const MAX_QUERIES: usize = 48;
 
 /// Queries that share what is loaded.
-const ROWS: usize = 6;
+fn group() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if simd::level() == simd::Level::Avx512 {
+        return crate::wide::Zmm::ROWS;
+    }
+    <simd::Plain as Vector>::ROWS
+}
 
 /// Where key `slot`, value `d` of it, stands in a block's keys.
 #[inline(always)]
@@ -63,13 +70,14 @@ pub(super) struct Data<'a, K, V> {
     pub(super) values: &'a [V],
 }
 
-/// Queries as [`attend`] wants them: groups of [`ROWS`] (the last one of what is left), each `[head_dim, queries]`.
-/// `query` gives the values of a query.
+/// Queries as [`attend`] wants them: in [groups](group) (the last one of what is left), each `[head_dim, queries]`. `query`
+/// gives the values of a query.
 pub(super) fn pack<'a>(head_dim: usize, n: usize, query: impl Fn(usize) -> &'a [f32], out: &mut [f32]) {
-    for (g, out) in out[..n * head_dim].chunks_mut(ROWS * head_dim).enumerate() {
+    let group = group();
+    for (g, out) in out[..n * head_dim].chunks_mut(group * head_dim).enumerate() {
         let rows = out.len() / head_dim;
         for r in 0..rows {
-            for (out, &x) in out.iter_mut().skip(r).step_by(rows).zip(query(g * ROWS + r)) {
+            for (out, &x) in out.iter_mut().skip(r).step_by(rows).zip(query(g * group + r)) {
                 *out = x;
             }
         }
@@ -96,7 +104,7 @@ pub(super) fn attend(
 }
 
 kernel! {
-    fn attend_full<V>(
+    fn attend_full<V, W>(
         head_dim: usize,
         q: &[f32],
         block: Data<'_, f32, f32>,
@@ -104,12 +112,12 @@ kernel! {
         online: &mut Online,
         acc: &mut [f32],
     ) {
-        attend_block::<V, f32, f32>(head_dim, q, block, visible, online, acc);
+        attend_block::<V, W, f32, f32>(head_dim, q, block, visible, online, acc);
     }
 }
 
 kernel! {
-    fn attend_half<V>(
+    fn attend_half<V, W>(
         head_dim: usize,
         q: &[f32],
         block: Data<'_, f16, bf16>,
@@ -117,7 +125,7 @@ kernel! {
         online: &mut Online,
         acc: &mut [f32],
     ) {
-        attend_block::<V, f16, bf16>(head_dim, q, block, visible, online, acc);
+        attend_block::<V, W, f16, bf16>(head_dim, q, block, visible, online, acc);
     }
 }
 
@@ -131,11 +139,32 @@ kernel! {
     }
 }
 
+/// Calls `$f` with the number of rows as a constant.
+macro_rules! for_rows {
+    ($rows:expr, $f:ident::<$($t:ty),*>($($arg:expr),*)) => {
+        match $rows {
+            1 => $f::<$($t),*, 1>($($arg),*),
+            2 => $f::<$($t),*, 2>($($arg),*),
+            3 => $f::<$($t),*, 3>($($arg),*),
+            4 => $f::<$($t),*, 4>($($arg),*),
+            5 => $f::<$($t),*, 5>($($arg),*),
+            6 => $f::<$($t),*, 6>($($arg),*),
+            7 if W::ROWS > 6 => $f::<$($t),*, 7>($($arg),*),
+            8 if W::ROWS > 6 => $f::<$($t),*, 8>($($arg),*),
+            9 if W::ROWS > 6 => $f::<$($t),*, 9>($($arg),*),
+            10 if W::ROWS > 6 => $f::<$($t),*, 10>($($arg),*),
+            11 if W::ROWS > 6 => $f::<$($t),*, 11>($($arg),*),
+            12 if W::ROWS > 6 => $f::<$($t),*, 12>($($arg),*),
+            rows => unreachable!("{rows} rows"),
+        }
+    };
+}
+
 #[inline(always)]
-fn attend_block<V: Lanes, K: Stored, W: Stored>(
+fn attend_block<V: Lanes, W: Vector, K: Stored, E: Stored>(
     head_dim: usize,
     q: &[f32],
-    block: Data<'_, K, W>,
+    block: Data<'_, K, E>,
     visible: &[usize],
     online: &mut Online,
     acc: &mut [f32],
@@ -145,15 +174,8 @@ fn attend_block<V: Lanes, K: Stored, W: Stored>(
     let mut scores = [[0.0; BLOCK]; MAX_QUERIES];
     for (p, keys) in block.keys.chunks_exact(head_dim * PANEL).enumerate().take(most.div_ceil(PANEL)) {
         let keys = keys.as_chunks::<PANEL>().0;
-        for (q, scores) in q[..n * head_dim].chunks(ROWS * head_dim).zip(scores[..n].chunks_mut(ROWS)) {
-            match scores.len() {
-                6 => score::<V, K, 6>(q, keys, p, scores),
-                5 => score::<V, K, 5>(q, keys, p, scores),
-                4 => score::<V, K, 4>(q, keys, p, scores),
-                3 => score::<V, K, 3>(q, keys, p, scores),
-                2 => score::<V, K, 2>(q, keys, p, scores),
-                _ => score::<V, K, 1>(q, keys, p, scores),
-            }
+        for (q, scores) in q[..n * head_dim].chunks(W::ROWS * head_dim).zip(scores[..n].chunks_mut(W::ROWS)) {
+            for_rows!(scores.len(), score::<W, K>(q, keys, p, scores));
         }
     }
     let (mut scales, mut totals) = ([0.0; MAX_QUERIES], [0.0; MAX_QUERIES]);
@@ -169,32 +191,18 @@ fn attend_block<V: Lanes, K: Stored, W: Stored>(
     for d in (0..head_dim).step_by(PANEL) {
         let width = PANEL.min(head_dim - d);
         let values = &block.values[d * BLOCK..][..BLOCK * width];
-        for first in (0..n).step_by(ROWS) {
-            let rows = first..(first + ROWS).min(n);
+        for first in (0..n).step_by(W::ROWS) {
+            let rows = first..(first + W::ROWS).min(n);
             let part = Weighed {
                 scores: &scores[rows.clone()],
                 scales: &scales[rows.clone()],
                 visible: &visible[rows.clone()],
             };
             let acc = &mut acc[first * head_dim..rows.end * head_dim];
-            match (width, rows.len()) {
-                (PANEL, 6) => weigh::<V, W, 6, 2>(head_dim, d, &part, values, acc),
-                (PANEL, 5) => weigh::<V, W, 5, 2>(head_dim, d, &part, values, acc),
-                (PANEL, 4) => weigh::<V, W, 4, 2>(head_dim, d, &part, values, acc),
-                (PANEL, 3) => weigh::<V, W, 3, 2>(head_dim, d, &part, values, acc),
-                (PANEL, 2) => weigh::<V, W, 2, 2>(head_dim, d, &part, values, acc),
-                (PANEL, _) => weigh::<V, W, 1, 2>(head_dim, d, &part, values, acc),
-                (_, 6) => weigh::<V, W, 6, 1>(head_dim, d, &part, values, acc),
-                _ => {
-                    for r in 0..rows.len() {
-                        let part = Weighed {
-                            scores: &part.scores[r..=r],
-                            scales: &part.scales[r..=r],
-                            visible: &part.visible[r..=r],
-                        };
-                        weigh::<V, W, 1, 1>(head_dim, d, &part, values, &mut acc[r * head_dim..]);
-                    }
-                }
+            // A width is a multiple of a vector of eight.
+            match width {
+                PANEL => for_rows!(rows.len(), weigh::<W, E>(head_dim, d, &part, values, acc)),
+                _ => for_rows!(rows.len(), weigh::<V, E>(head_dim, d, &part, values, acc)),
             }
         }
     }
@@ -202,26 +210,21 @@ fn attend_block<V: Lanes, K: Stored, W: Stored>(
 
 /// Scores of `R` queries with a panel of keys.
 #[inline(always)]
-fn score<V: Lanes, K: Stored, const R: usize>(
+fn score<W: Vector, K: Stored, const R: usize>(
     q: &[f32],
     keys: &[[K; PANEL]],
     panel: usize,
     scores: &mut [[f32; BLOCK]],
 ) {
-    let mut sums = [[V::splat(0.0); 2]; R];
+    let mut sums = [W::all(0.0); R];
     for (q, keys) in q.as_chunks::<R>().0.iter().zip(keys) {
-        let keys = keys.as_chunks::<LANES>().0;
-        let (a, b): (V, V) = (K::load(&keys[0]), K::load(&keys[1]));
+        let keys = W::read(keys);
         for r in 0..R {
-            let q = V::splat(q[r]);
-            sums[r][0] = a.fma(q, sums[r][0]);
-            sums[r][1] = b.fma(q, sums[r][1]);
+            sums[r] = sums[r].plus(keys, W::all(q[r]));
         }
     }
     for (scores, sums) in scores.iter_mut().zip(sums) {
-        let out = &mut scores.as_chunks_mut::<LANES>().0[2 * panel..][..2];
-        sums[0].store(&mut out[0]);
-        sums[1].store(&mut out[1]);
+        sums.write(&mut scores[panel * PANEL..][..PANEL]);
     }
 }
 
@@ -261,51 +264,36 @@ struct Weighed<'a> {
     visible: &'a [usize],
 }
 
-/// `acc = scales acc + scores values` for `R` queries and `W` vectors of columns, key by key.
+/// `acc = scales acc + scores values` for `R` queries and a vector of columns, key by key.
 #[inline(always)]
-fn weigh<V: Lanes, E: Stored, const R: usize, const W: usize>(
+fn weigh<W: Vector, E: Stored, const R: usize>(
     head_dim: usize,
     d: usize,
     part: &Weighed<'_>,
     values: &[E],
     acc: &mut [f32],
 ) {
-    let mut sums = [[V::splat(0.0); W]; R];
+    let mut sums = [W::all(0.0); R];
     for r in 0..R {
-        let at = &acc[r * head_dim + d..].as_chunks::<LANES>().0[..W];
-        for w in 0..W {
-            sums[r][w] = V::load(&at[w]).mul(V::splat(part.scales[r]));
-        }
+        sums[r] = W::read(&acc[r * head_dim + d..][..W::LEN]).times(W::all(part.scales[r]));
     }
-    let values = values.as_chunks::<LANES>().0;
     let scores = &part.scores[..R];
     // What all of them see. The rest each on its own: a query must not meet a value that it does not see, because 0
     // times an infinity is no zero.
     let common = part.visible[0].min(BLOCK);
-    for (j, values) in values.chunks_exact(W).enumerate().take(BLOCK) {
+    for (j, values) in values.chunks_exact(W::LEN).enumerate().take(BLOCK) {
         if j >= common {
             break;
         }
-        let mut loaded = [V::splat(0.0); W];
-        for w in 0..W {
-            loaded[w] = E::load(&values[w]);
-        }
+        let values = W::read(values);
         for r in 0..R {
-            let weight = V::splat(scores[r][j]);
-            for w in 0..W {
-                sums[r][w] = loaded[w].fma(weight, sums[r][w]);
-            }
+            sums[r] = sums[r].plus(values, W::all(scores[r][j]));
         }
     }
     for r in 0..R {
-        for (j, values) in values.chunks_exact(W).enumerate().take(part.visible[r].min(BLOCK)).skip(common) {
-            for w in 0..W {
-                sums[r][w] = E::load::<V>(&values[w]).fma(V::splat(scores[r][j]), sums[r][w]);
-            }
+        for (j, values) in values.chunks_exact(W::LEN).enumerate().take(part.visible[r].min(BLOCK)).skip(common) {
+            sums[r] = sums[r].plus(W::read(values), W::all(scores[r][j]));
         }
-        let at = &mut acc[r * head_dim + d..].as_chunks_mut::<LANES>().0[..W];
-        for w in 0..W {
-            sums[r][w].store(&mut at[w]);
-        }
+        sums[r].write(&mut acc[r * head_dim + d..][..W::LEN]);
     }
 }

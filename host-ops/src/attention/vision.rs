@@ -234,6 +234,8 @@ mod tests {
             assert_eq!(bits(&one), bits(&run(2, &mut used)));
             assert_eq!(bits(&one), bits(&run(3, &mut Scratch::default())));
             assert_eq!(bits(&one), bits(&simd::plain(|| run(1, &mut Scratch::default()))));
+            let avx2 = simd::at_level(simd::Level::Avx2, || run(1, &mut Scratch::default()));
+            assert_eq!(bits(&one), bits(&avx2));
             // In parts, as a pipeline takes them.
             let (pool, width, mut scratch) = (Pool::new(2), shape.width(), Scratch::default());
             vision_keys(&pool, &shape, &rope, &qkv, &mut scratch);

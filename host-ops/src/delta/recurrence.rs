@@ -14,16 +14,14 @@
 //! [`CHUNK`] tokens of the sequence and every sum runs in the order of the formulas, so a token's bits do not depend on
 //! how many came with it.
 
-use crate::simd::{LANES, Lanes, kernel, load_padded};
+use crate::simd::kernel;
+use crate::wide::{Vector, WIDE};
 
 /// Tokens between two writes of the state.
 pub(super) const CHUNK: usize = 16;
 
-/// Value columns of a panel, two vectors.
-pub(super) const PANEL: usize = 2 * LANES;
-
-/// Rows that share what is loaded.
-const ROWS: usize = 6;
+/// Value columns of a panel.
+pub(super) const PANEL: usize = WIDE;
 
 /// A decay below this is none: products with it vanish beside what a token adds, and would soon be subnormal numbers, with
 /// which some processors are several times slower (docs/bench).
@@ -78,8 +76,8 @@ impl Fades {
 
 kernel! {
     /// Products of rows, each of `key_dim`, with the keys of a chunk, `[key_dim, CHUNK]`. `out`: a row for each.
-    pub(super) fn dots<V>(rows: &[f32], keys: &[f32], out: &mut [[f32; CHUNK]]) {
-        recall_all::<V>(rows, keys.as_chunks().0, out);
+    pub(super) fn dots<V, W>(rows: &[f32], keys: &[f32], out: &mut [[f32; CHUNK]]) {
+        recall_all::<W>(rows, keys.as_chunks().0, out);
     }
 }
 
@@ -119,7 +117,7 @@ kernel! {
     /// * `deltas`: `[CHUNK, PANEL]`, of the chunk's tokens before the segment, and after it the segment's too
     /// * `values`: of the panel's columns
     /// * `out`: `[tokens, PANEL]`
-    pub(super) fn run<V>(
+    pub(super) fn run<V, W>(
         segment: &Segment<'_>,
         state: &mut [f32],
         deltas: &mut [f32],
@@ -130,36 +128,25 @@ kernel! {
         let state = state.as_chunks_mut::<PANEL>().0;
         let deltas = deltas.as_chunks_mut::<PANEL>().0;
         let mut recalled = [[0.0; PANEL]; 2 * CHUNK];
-        recall_all::<V>(segment.rows, state, &mut recalled[..2 * n]);
+        recall_all::<W>(segment.rows, state, &mut recalled[..2 * n]);
         for (i, token) in segment.tokens.iter().enumerate() {
             let at = segment.start + i;
-            let v = match values.row(i).as_chunks() {
-                ([a, b], []) => [V::load(a), V::load(b)],
-                ([a], rest) => [V::load(a), load_padded(rest)],
-                (_, rest) => [load_padded(rest), V::splat(0.0)],
-            };
-            let (k, q) = (recalled[2 * i].as_chunks::<LANES>().0, recalled[2 * i + 1].as_chunks::<LANES>().0);
-            let fade = V::splat(token.fade);
-            let mut r = [V::load(&k[0]).mul(fade), V::load(&k[1]).mul(fade)];
-            let mut o = [V::load(&q[0]).mul(fade), V::load(&q[1]).mul(fade)];
+            let mut value = [0.0; PANEL];
+            value[..values.columns].copy_from_slice(values.row(i));
+            let fade = W::all(token.fade);
+            let mut r = W::read(&recalled[2 * i]).times(fade);
+            let mut o = W::read(&recalled[2 * i + 1]).times(fade);
             for (j, u) in deltas.iter().enumerate().take(at) {
-                let u = u.as_chunks::<LANES>().0;
-                let (key, query) = (V::splat(token.key[j]), V::splat(token.query[j]));
-                for w in 0..2 {
-                    let u = V::load(&u[w]);
-                    r[w] = u.fma(key, r[w]);
-                    o[w] = u.fma(query, o[w]);
-                }
+                let u = W::read(u);
+                r = r.plus(u, W::all(token.key[j]));
+                o = o.plus(u, W::all(token.query[j]));
             }
-            let (new, out) = (deltas[at].as_chunks_mut::<LANES>().0, out[i * PANEL..].as_chunks_mut::<LANES>().0);
-            for w in 0..2 {
-                let u = v[w].sub(r[w]).mul(V::splat(token.beta));
-                u.store(&mut new[w]);
-                u.fma(V::splat(token.query[at]), o[w]).store(&mut out[w]);
-            }
+            let u = W::read(&value).less(r).times(W::all(token.beta));
+            u.write(&mut deltas[at]);
+            o.plus(u, W::all(token.query[at])).write(&mut out[i * PANEL..][..PANEL]);
         }
         if segment.start + n == CHUNK {
-            fold::<V>(segment, state, deltas);
+            fold::<W>(segment, state, deltas);
         }
     }
 }
@@ -168,23 +155,29 @@ const _: () = assert!(CHUNK == PANEL, "keys of a chunk are a panel too");
 
 /// `out = rows state`.
 #[inline(always)]
-fn recall_all<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
+fn recall_all<W: Vector>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]]) {
     let n = state.len();
-    let (six, rest) = out.as_chunks_mut::<6>();
+    let (twelve, rest) = if W::ROWS < 12 { (&mut [][..], out) } else { out.as_chunks_mut::<12>() };
+    let (first, rows) = rows.split_at(twelve.len() * 12 * n);
+    for (rows, out) in first.chunks_exact(12 * n).zip(twelve) {
+        recall_twelve::<W>(rows, state, out);
+    }
+    let (six, rest) = rest.as_chunks_mut::<6>();
     let (first, last) = rows.split_at(six.len() * 6 * n);
     for (rows, out) in first.chunks_exact(6 * n).zip(six) {
-        recall_six::<V>(rows, state, out);
+        recall_six::<W>(rows, state, out);
     }
     for (rows, out) in last.chunks_exact(2 * n).zip(rest.as_chunks_mut::<2>().0) {
-        recall_two::<V>(rows, state, out);
+        recall_two::<W>(rows, state, out);
     }
 }
 
-/// [`recall_all`] for six rows: as many as fit into registers. The iterators know that all are of one length.
+/// [`recall_all`] for as many rows as have their sums in sixteen registers of eight lanes. The iterators know that all are
+/// of one length.
 #[inline(always)]
-fn recall_six<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 6]) {
+fn recall_six<W: Vector>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 6]) {
     let row = |r: usize| &rows[r * state.len()..][..state.len()];
-    let mut sums = [[V::splat(0.0); 2]; 6];
+    let mut sums = [W::all(0.0); 6];
     let x = row(0).iter().zip(row(1)).zip(row(2)).zip(row(3)).zip(row(4)).zip(row(5));
     for (state, (((((a, b), c), d), e), f)) in state.iter().zip(x) {
         recall_one([*a, *b, *c, *d, *e, *f], state, &mut sums);
@@ -192,11 +185,23 @@ fn recall_six<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; P
     store_rows(sums, out);
 }
 
+/// [`recall_all`] for as many as thirty-two registers of sixteen hold.
+#[inline(always)]
+fn recall_twelve<W: Vector>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 12]) {
+    let row = |r: usize| &rows[r * state.len()..][..state.len()];
+    let six = |r: usize| row(r).iter().zip(row(r + 1)).zip(row(r + 2)).zip(row(r + 3)).zip(row(r + 4)).zip(row(r + 5));
+    let mut sums = [W::all(0.0); 12];
+    for (state, ((((((a, b), c), d), e), f), (((((g, h), i), j), k), l))) in state.iter().zip(six(0).zip(six(6))) {
+        recall_one([*a, *b, *c, *d, *e, *f, *g, *h, *i, *j, *k, *l], state, &mut sums);
+    }
+    store_rows(sums, out);
+}
+
 /// [`recall_all`] for two.
 #[inline(always)]
-fn recall_two<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 2]) {
+fn recall_two<W: Vector>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; PANEL]; 2]) {
     let (a, b) = rows.split_at(state.len());
-    let mut sums = [[V::splat(0.0); 2]; 2];
+    let mut sums = [W::all(0.0); 2];
     for (state, (a, b)) in state.iter().zip(a.iter().zip(b)) {
         recall_one([*a, *b], state, &mut sums);
     }
@@ -205,73 +210,61 @@ fn recall_two<V: Lanes>(rows: &[f32], state: &[[f32; PANEL]], out: &mut [[f32; P
 
 /// One value of each row times a row of the state.
 #[inline(always)]
-fn recall_one<V: Lanes, const R: usize>(x: [f32; R], state: &[f32; PANEL], sums: &mut [[V; 2]; R]) {
-    let s = state.as_chunks::<LANES>().0;
-    let (a, b): (V, V) = (V::load(&s[0]), V::load(&s[1]));
+fn recall_one<W: Vector, const R: usize>(x: [f32; R], state: &[f32; PANEL], sums: &mut [W; R]) {
+    let state = W::read(state);
     for r in 0..R {
-        let x = V::splat(x[r]);
-        sums[r][0] = a.fma(x, sums[r][0]);
-        sums[r][1] = b.fma(x, sums[r][1]);
+        sums[r] = sums[r].plus(state, W::all(x[r]));
     }
 }
 
 #[inline(always)]
-fn store_rows<V: Lanes, const R: usize>(sums: [[V; 2]; R], out: &mut [[f32; PANEL]; R]) {
-    for (out, sums) in out.iter_mut().zip(sums) {
-        let out = out.as_chunks_mut::<LANES>().0;
-        sums[0].store(&mut out[0]);
-        sums[1].store(&mut out[1]);
+fn store_rows<W: Vector, const R: usize>(sums: [W; R], out: &mut [[f32; PANEL]; R]) {
+    for (out, sum) in out.iter_mut().zip(sums) {
+        sum.write(out);
     }
 }
 
 /// Writes a whole chunk into the state.
 #[inline(always)]
-fn fold<V: Lanes>(segment: &Segment<'_>, state: &mut [[f32; PANEL]], deltas: &[[f32; PANEL]]) {
+fn fold<W: Vector>(segment: &Segment<'_>, state: &mut [[f32; PANEL]], deltas: &[[f32; PANEL]]) {
     let mut faded = [[0.0; PANEL]; CHUNK];
     for ((faded, u), &fade) in faded.iter_mut().zip(deltas).zip(&segment.fades.deltas) {
-        for (faded, u) in faded.as_chunks_mut::<LANES>().0.iter_mut().zip(u.as_chunks().0) {
-            V::load(u).mul(V::splat(fade)).store(faded);
-        }
+        W::read(u).times(W::all(fade)).write(faded);
     }
     let (key_dim, fade, keys) = (state.len(), segment.fades.state, segment.keys.as_chunks().0);
     let mut first = 0;
     while first < key_dim {
         let rows = &mut state[first..];
         first += match rows.len() {
-            ROWS.. => add::<V, ROWS>(rows, fade, &faded, &keys[first..]),
-            2.. => add::<V, 2>(rows, fade, &faded, &keys[first..]),
-            _ => add::<V, 1>(rows, fade, &faded, &keys[first..]),
+            12.. if W::ROWS >= 12 => add::<W, 12>(rows, fade, &faded, &keys[first..]),
+            6.. => add::<W, 6>(rows, fade, &faded, &keys[first..]),
+            2.. => add::<W, 2>(rows, fade, &faded, &keys[first..]),
+            _ => add::<W, 1>(rows, fade, &faded, &keys[first..]),
         };
     }
 }
 
 /// `rows = fade rows + keys deltas` for `R` rows; `keys` from the first row's on. Returns `R`.
 #[inline(always)]
-fn add<V: Lanes, const R: usize>(
+fn add<W: Vector, const R: usize>(
     rows: &mut [[f32; PANEL]],
     fade: f32,
     deltas: &[[f32; PANEL]; CHUNK],
     keys: &[[f32; CHUNK]],
 ) -> usize {
-    let mut sums = [[V::splat(0.0); 2]; R];
-    for (sums, row) in sums.iter_mut().zip(rows.iter()) {
-        let row = row.as_chunks::<LANES>().0;
-        *sums = [V::load(&row[0]).mul(V::splat(fade)), V::load(&row[1]).mul(V::splat(fade))];
+    let mut sums = [W::all(0.0); R];
+    for (sum, row) in sums.iter_mut().zip(rows.iter()) {
+        *sum = W::read(row).times(W::all(fade));
     }
     let keys = &keys[..R];
     for (j, u) in deltas.iter().enumerate() {
-        let u = u.as_chunks::<LANES>().0;
-        let (a, b): (V, V) = (V::load(&u[0]), V::load(&u[1]));
+        let u = W::read(u);
         for r in 0..R {
-            let k = V::splat(keys[r][j]);
-            sums[r][0] = a.fma(k, sums[r][0]);
-            sums[r][1] = b.fma(k, sums[r][1]);
+            sums[r] = sums[r].plus(u, W::all(keys[r][j]));
         }
     }
-    for (sums, row) in sums.into_iter().zip(rows) {
-        let row = row.as_chunks_mut::<LANES>().0;
-        sums[0].store(&mut row[0]);
-        sums[1].store(&mut row[1]);
+    for (sum, row) in sums.into_iter().zip(rows) {
+        sum.write(row);
     }
     R
 }

@@ -140,6 +140,7 @@ fn any_cut_any_threads_and_both_implementations_give_the_same_bits() {
     same(case.run(2, &[1, 1, 1, 1, 300]), "2 threads");
     same(case.run(3, &[]), "3 threads");
     same(simd::plain(|| case.run(1, &[])), "plain");
+    same(simd::at_level(simd::Level::Avx2, || case.run(1, &[])), "AVX2");
 }
 
 #[test]

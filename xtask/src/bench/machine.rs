@@ -19,6 +19,8 @@ pub(super) struct Machine {
     vectors: String,
     /// Operations a second with 1, 2, .. threads.
     pub(super) fma: Vec<f64>,
+    /// Operations a second of all threads in vectors of eight lanes, those of AVX2.
+    eight: f64,
     /// Bytes a second that are read, all threads.
     pub(super) read: f64,
     /// Bytes a second that are read and written by a copy, all threads.
@@ -48,16 +50,23 @@ impl Machine {
         let vectors = ["avx2", "fma", "avx512f", "avx512_bf16"];
         let found: Vec<&str> = vectors.into_iter().filter(|name| flags.split(' ').any(|flag| flag == *name)).collect();
         let rounds = if effort.quick { 1 << 10 } else { 1 << 22 };
-        let fma = (1..=cores)
-            .map(|threads| {
-                let pool = Pool::new(threads);
-                let mut sums = vec![0.0; threads];
-                let time = best(effort, || {
-                    pool.run_chunks(&mut sums, 1, &|_, sum| sum[0] += limits::multiply_add(rounds));
-                });
-                (threads * rounds * limits::OPERATIONS_A_ROUND) as f64 / time
-            })
-            .collect();
+        // Of `rounds` rounds a thread, and the operations of a round.
+        let speed = |threads: usize, work: &(dyn Fn() -> usize + Sync)| {
+            let pool = Pool::new(threads);
+            let mut operations = vec![0; threads];
+            let time = best(effort, || pool.run_chunks(&mut operations, 1, &|_, count| count[0] = work()));
+            (rounds * operations.iter().sum::<usize>()) as f64 / time
+        };
+        let all = || {
+            let (sum, operations) = limits::multiply_add(rounds);
+            std::hint::black_box(sum);
+            operations
+        };
+        let fma = (1..=cores).map(|threads| speed(threads, &all)).collect();
+        let eight = speed(cores, &|| {
+            std::hint::black_box(limits::multiply_add_eight(rounds));
+            limits::OPERATIONS_OF_EIGHT
+        });
         let pool = Pool::new(cores);
         // Far larger than any cache.
         let mut from: Vec<f32> = vec![1.0; if effort.quick { 1 << 12 } else { 64 << 20 }];
@@ -75,6 +84,7 @@ impl Machine {
             kernel: version(&rustix::system::uname().release().to_string_lossy()),
             vectors: found.join(" "),
             fma,
+            eight,
             read,
             copy,
             update,
@@ -84,6 +94,7 @@ impl Machine {
     /// Takes the better of two measurements: what a machine can do shows when nobody else uses it.
     pub(super) fn improve(&mut self, again: &Self) {
         self.fma.iter_mut().zip(&again.fma).for_each(|(fma, again)| *fma = fma.max(*again));
+        self.eight = self.eight.max(again.eight);
         self.read = self.read.max(again.read);
         self.copy = self.copy.max(again.copy);
         self.update = self.update.max(again.update);
@@ -104,10 +115,11 @@ impl Machine {
         let giga = |value: f64| format!("{:.1}", value / 1e9);
         let fma: Vec<String> = self.fma.iter().map(|value| giga(*value)).collect();
         format!(
-            "{}\nlimits: FMA {} GFLOP/s with 1.. threads; read {} GB/s, copy {} GB/s, change in place {} GB/s (read and \
+            "{}\nlimits: FMA {} GFLOP/s with 1.. threads ({} in eight lanes); read {} GB/s, copy {} GB/s, change in place {} GB/s (read and \
              written)",
             self.line(),
             fma.join(", "),
+            giga(self.eight),
             giga(self.read),
             giga(self.copy),
             giga(self.update),
@@ -117,7 +129,7 @@ impl Machine {
     pub(super) fn json(&self) -> Value {
         json!({
             "cpu": self.cpu, "cores": self.cores, "vectors": self.vectors, "memory_bytes": self.memory,
-            "kernel": self.kernel, "fma_flops_by_threads": self.fma, "read_bytes_a_second": self.read,
+            "kernel": self.kernel, "fma_flops_by_threads": self.fma, "fma_flops_in_eight_lanes": self.eight, "read_bytes_a_second": self.read,
             "copy_bytes_a_second": self.copy, "update_bytes_a_second": self.update,
         })
     }
