@@ -16,11 +16,6 @@ pub enum ContractError {
          is known to its kernels alone, so only an NPU can run it, not the software NPU"
     )]
     TwoParts(String),
-    /// Some weights of a kernel have factors and some have none.
-    #[error(
-        "some weights of `gemm {0}` have a factor a column and some have none; its kernel applies GELU to all or to none"
-    )]
-    Mixed(String),
     /// A stream cannot be read.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -51,16 +46,9 @@ fn gemm_contract(gemm: &GemmRecord, chunks: usize, bundle: &Bundle) -> Result<Ge
     let epilogue = match gemm.key.as_str() {
         // Gate and up columns alternate in blocks of 32, and only their product is stored.
         "gu" => Epilogue::PairedSwiglu,
-        // With a factor a column, GELU has to wait for the host.
-        "v_fc1" => {
-            let depth = bundle.manifest.vision.as_ref().map_or(0, |vision| vision.depth);
-            let mut factors = (0..depth).map(|block| bundle.has_tensor(&format!("vis.b{block}.fc1.f")));
-            let first = factors.next().unwrap_or(false);
-            if factors.any(|other| other != first) {
-                return Err(ContractError::Mixed(gemm.key.clone()));
-            }
-            if first { Epilogue::None } else { Epilogue::GeluTanh }
-        }
+        // With a factor a column, in all blocks or in none, GELU has to wait for the host.
+        "v_fc1" if bundle.has_tensor("vis.b0.fc1.f") => Epilogue::None,
+        "v_fc1" => Epilogue::GeluTanh,
         _ => Epilogue::None,
     };
     Ok(GemmContract {

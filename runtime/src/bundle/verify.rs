@@ -132,6 +132,7 @@ impl Check<'_> {
                 self.factors(&name(part), key)?;
             }
         }
+        self.one_epilogue(vision)?;
         self.f32("vis.m_ln_w", &[d])?;
         self.f32("vis.m_ln_b", &[d])?;
         for (name, key) in [("vis.m1", "v_m1"), ("vis.m2", "v_m2")] {
@@ -139,6 +140,25 @@ impl Check<'_> {
             self.factors(name, key)?;
         }
         Ok(())
+    }
+
+    /// The GELU behind `fc1` is the host's where there are factors and the kernel's where there are none, and the kernel
+    /// is the same for all blocks: of two sorts, one would get GELU twice or never.
+    fn one_epilogue(&self, vision: &VisionParams) -> Result<(), BundleError> {
+        let name = |block: usize| format!("vis.b{block}.fc1.f");
+        let has = |block: &usize| self.tensors.entry(&name(*block)).is_some();
+        match (0..vision.depth).find(|block| has(block) != has(&0)) {
+            None => Ok(()),
+            Some(block) => {
+                let (with, without) = if has(&0) { (0, block) } else { (block, 0) };
+                let what = format!(
+                    "`{}` is there; expected both or none, since one kernel, `gemm v_fc1`, applies GELU to all blocks or to \
+                     none",
+                    name(with)
+                );
+                Err(wrong(&name(without), what))
+            }
+        }
     }
 
     /// The factors of a weight, if it has any: one a column.

@@ -413,7 +413,8 @@ impl Model {
     /// Appends one token, and gives the logits of the one that follows: `[vocab]`.
     ///
     /// # Errors
-    /// A full context, an unknown token, failures of the device.
+    /// A full context, an unknown token: the sequence stays as it was. Failures of the device: it is empty, or, where only
+    /// the logits failed, whole and one token longer; [`Model::len`] tells.
     pub fn decode(&mut self, id: u32) -> Result<&[f32], ModelError> {
         self.kernels.usable()?;
         if self.len >= self.max_ctx {

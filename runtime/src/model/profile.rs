@@ -233,11 +233,11 @@ impl Profile {
     pub fn since(&self, earlier: &Profile) -> Profile {
         let mut out = *self;
         for (now, then) in out.stages.iter_mut().zip(&earlier.stages) {
-            *now = (now.0 - then.0, now.1.saturating_sub(then.1));
+            *now = (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1));
         }
         for (now, then) in out.projections.iter_mut().zip(&earlier.projections) {
-            now.commands -= then.commands;
-            now.taken -= then.taken;
+            now.commands = now.commands.saturating_sub(then.commands);
+            now.taken = now.taken.saturating_sub(then.taken);
             now.waited = now.waited.saturating_sub(then.waited);
         }
         out.in_flight = out.in_flight.saturating_sub(earlier.in_flight);

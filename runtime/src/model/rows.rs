@@ -69,7 +69,8 @@ impl Model {
     /// of a token do. The first call copies the head for them, see [`Model::widen_head`]. None if it was broken off.
     ///
     /// # Errors
-    /// As [`Model::prefill`]; a number of next tokens that is not that of the tokens.
+    /// As [`Model::prefill`], but where only the logits failed the tokens stay appended; a number of next tokens that is not
+    /// that of the tokens.
     pub fn foretell(
         &mut self,
         input: &Input<'_>,
