@@ -18,15 +18,17 @@ mod weight;
 use crate::bfp6s::{self, Atoms, UNIT_BYTES};
 use crate::pack::Format;
 use crate::simd::{Lanes, kernel};
+use crate::wide::{Vector, WIDE};
 use block::Blocks as _;
+use std::ops::Range;
 pub use weight::Weight;
 
 /// Columns of B that [`gemm`] works on at a time: one column block of the stream.
 pub const BLOCK_COLUMNS: usize = 64;
 /// Rows of A that are interleaved by [`pack_rows`].
 pub const TILE_ROWS: usize = 4;
-/// Columns of one panel: two vectors.
-const PANEL: usize = 16;
+/// Columns of one panel.
+const PANEL: usize = WIDE;
 /// k that a tile of C takes at a time, so that its piece of a panel stays in the L1 cache.
 const K_SLICE: usize = 256;
 /// k of one slice of the stream.
@@ -159,38 +161,61 @@ pub fn gemm(a: &[f32], panels: &[f32], k: usize, out: &mut [f32]) {
 }
 
 kernel! {
-    fn gemm_kernel<V>(a: &[f32], panels: &[f32], k: usize, out: &mut [f32]) {
+    fn gemm_kernel<V, W>(a: &[f32], panels: &[f32], k: usize, out: &mut [f32]) {
         out.fill(0.0);
         for k0 in (0..k).step_by(K_SLICE) {
             let slice = k0..(k0 + K_SLICE).min(k);
-            for (p, panel) in panels.chunks_exact(k * PANEL).enumerate() {
-                let panel = panel[slice.start * PANEL..slice.end * PANEL].as_chunks::<PANEL>().0;
-                for (rows, out) in a.chunks_exact(k * TILE_ROWS).zip(out.chunks_exact_mut(TILE_ROWS * BLOCK_COLUMNS)) {
-                    let rows = rows[slice.start * TILE_ROWS..slice.end * TILE_ROWS].as_chunks::<TILE_ROWS>().0;
-                    tile::<V>(rows, panel, out, p);
-                }
+            // As many panels together as have their sums in registers.
+            if W::ROWS >= 2 * TILE_ROWS {
+                columns::<W, 2>(a, panels, k, slice, out);
+            } else {
+                columns::<W, 1>(a, panels, k, slice, out);
             }
         }
     }
 }
 
-/// Adds to four rows of one panel's 16 columns.
+/// Some k of all columns, `P` panels at a time.
 #[inline(always)]
-fn tile<V: Lanes>(rows: &[[f32; TILE_ROWS]], panel: &[[f32; PANEL]], out: &mut [f32], p: usize) {
-    let out = out.as_chunks_mut::<8>().0;
-    let at = |r: usize, half: usize| r * (BLOCK_COLUMNS / 8) + 2 * p + half;
-    let mut acc: [[V; 2]; TILE_ROWS] = std::array::from_fn(|r| std::array::from_fn(|half| V::load(&out[at(r, half)])));
-    for (a, b) in rows.iter().zip(panel) {
-        let [b0, b1] = *b.as_chunks::<8>().0 else { unreachable!("a panel has two vectors") };
-        let b = [V::load(&b0), V::load(&b1)];
-        for r in 0..TILE_ROWS {
-            let a = V::splat(a[r]);
-            acc[r] = [a.fma(b[0], acc[r][0]), a.fma(b[1], acc[r][1])];
+fn columns<W: Vector, const P: usize>(a: &[f32], panels: &[f32], k: usize, slice: Range<usize>, out: &mut [f32]) {
+    for (p, panels) in panels.chunks_exact(P * k * PANEL).enumerate() {
+        let mut parts = [&[][..]; P];
+        for (part, panel) in parts.iter_mut().zip(panels.chunks_exact(k * PANEL)) {
+            *part = panel[slice.start * PANEL..slice.end * PANEL].as_chunks::<PANEL>().0;
+        }
+        for (rows, out) in a.chunks_exact(k * TILE_ROWS).zip(out.chunks_exact_mut(TILE_ROWS * BLOCK_COLUMNS)) {
+            let rows = rows[slice.start * TILE_ROWS..slice.end * TILE_ROWS].as_chunks::<TILE_ROWS>().0;
+            tile::<W, P>(rows, parts, out, p * P);
         }
     }
-    for (r, row) in acc.into_iter().enumerate() {
-        for (half, v) in row.into_iter().enumerate() {
-            v.store(&mut out[at(r, half)]);
+}
+
+/// Adds to four rows of some panels' columns, the first of which is `p`.
+#[inline(always)]
+fn tile<W: Vector, const P: usize>(rows: &[[f32; TILE_ROWS]], panels: [&[[f32; PANEL]]; P], out: &mut [f32], p: usize) {
+    let at = |r: usize, part: usize| r * BLOCK_COLUMNS + (p + part) * PANEL;
+    let mut acc = [[W::all(0.0); P]; TILE_ROWS];
+    for r in 0..TILE_ROWS {
+        for part in 0..P {
+            acc[r][part] = W::read(&out[at(r, part)..][..PANEL]);
+        }
+    }
+    let panels = panels.map(|panel| &panel[..rows.len()]);
+    for (i, a) in rows.iter().enumerate() {
+        let mut b = [W::all(0.0); P];
+        for part in 0..P {
+            b[part] = W::read(&panels[part][i]);
+        }
+        for r in 0..TILE_ROWS {
+            let a = W::all(a[r]);
+            for part in 0..P {
+                acc[r][part] = acc[r][part].plus(a, b[part]);
+            }
+        }
+    }
+    for r in 0..TILE_ROWS {
+        for part in 0..P {
+            acc[r][part].write(&mut out[at(r, part)..][..PANEL]);
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::bfp16;
-use crate::simd::plain;
+use crate::simd::{Level, at_level, plain};
 use crate::testing::{Random, bits};
 
 /// Random blocks of every exponent that matters, and activations to go with them.
@@ -131,7 +131,7 @@ fn products_are_chains_of_fused_additions_in_every_kernel() {
                 gemv_block(format, &b, &split_of(format, &a[..k]), &mut y);
                 (c, y)
             };
-            for (c, y) in [run(), plain(run)] {
+            for (c, y) in [run(), plain(run), at_level(Level::Avx2, run)] {
                 assert_eq!(bits(&c), bits(&expected), "{format:?} k {k} rows {rows}");
                 assert_eq!(bits(&y), bits(&expected[..64]), "{format:?} k {k}");
             }
@@ -165,6 +165,7 @@ fn row_layout_products_are_the_same_chains() {
             };
             assert_eq!(bits(&run()), bits(&expected), "{format:?} k {k} rows {rows}");
             assert_eq!(bits(&plain(run)), bits(&expected), "{format:?} k {k} rows {rows}");
+            assert_eq!(bits(&at_level(Level::Avx2, run)), bits(&expected), "{format:?} k {k} rows {rows}");
         }
     }
 }
