@@ -34,7 +34,7 @@ pub(super) fn bundle(place: &Place, modules: &Mutex<Modules>) -> Result<String, 
                 PATIENCE.as_secs()
             ));
         }
-        modules.lock().unwrap_or_else(PoisonError::into_inner).scan();
+        modules.lock().unwrap_or_else(PoisonError::into_inner).scan(&[]);
         sleep(Duration::from_millis(50));
     }
     let mut head = vec![0; 2048];

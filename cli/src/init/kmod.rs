@@ -111,8 +111,8 @@ impl Modules {
         Ok(Modules { index: Index::parse(&text), directory, parameters, ..Modules::default() })
     }
 
-    /// Loads the drivers of all devices that have come up; gives what went wrong.
-    pub(super) fn scan(&mut self) -> Vec<String> {
+    /// Loads the drivers of all devices that have come up, but for these files; gives what went wrong.
+    pub(super) fn scan(&mut self, without: &[&str]) -> Vec<String> {
         let mut trouble = Vec::new();
         // A driver may bring up a bus with devices on it.
         loop {
@@ -121,7 +121,8 @@ impl Modules {
                 return trouble;
             }
             for alias in new {
-                let files: Vec<String> = self.index.drivers(&alias).map(str::to_owned).collect();
+                let files: Vec<String> =
+                    self.index.drivers(&alias).filter(|file| !without.contains(file)).map(str::to_owned).collect();
                 files.iter().for_each(|file| self.load(file, &mut trouble));
             }
         }

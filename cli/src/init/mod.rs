@@ -15,9 +15,8 @@
 //! sleep 500                                    milliseconds
 //! say text                                     a line on the console
 //! hostname qwen35                              unless the kernel's command line has another
-//! drivers /modules/index amdxdna.ko            an image's modules, see `kmod`; these are loaded at once
-//! network 8080                                 see `network`, which loads other devices' modules, too; the server's
-//!                                              port, for people
+//! drivers /modules/index amdxdna.ko            the modules for this machine's devices, see `kmod`, and then these
+//! network 8080                                 see `network`; the server's port, for people
 //! bundle /bundle                               the server's bundle, unless the kernel's command line has another
 //! serve                                        supervises the server, with the arguments that stand before it
 //! ```

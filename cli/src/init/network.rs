@@ -103,10 +103,10 @@ impl Network {
         let (begun, mut told) = (Instant::now(), false);
         let mut looked: Option<Instant> = None;
         loop {
-            // Looking for devices is work, and the server is loading.
+            // Looking for devices that come late is work, and the server is loading.
             let due = looked.is_none_or(|looked| looked.elapsed() > WATCH);
             if due {
-                let trouble = self.modules.lock().unwrap_or_else(PoisonError::into_inner).scan();
+                let trouble = self.modules.lock().unwrap_or_else(PoisonError::into_inner).scan(&[]);
                 trouble.iter().for_each(|line| console.say(line));
                 looked = Some(Instant::now());
             }

@@ -108,8 +108,10 @@ impl Machine {
             "drivers" => {
                 let (index, files) = rest.split_once(' ').unwrap_or((rest, ""));
                 let mut modules = Modules::open(index, self.parameters.clone())?;
-                let mut trouble = Vec::new();
-                files.split_whitespace().for_each(|file| modules.load(file, &mut trouble));
+                let last: Vec<&str> = files.split_whitespace().collect();
+                // While the server is loading, other modules that come up would cost it more than they do before.
+                let mut trouble = modules.scan(&last);
+                last.iter().for_each(|file| modules.load(file, &mut trouble));
                 trouble.iter().for_each(|line| console.say(line));
                 self.modules = Arc::new(Mutex::new(modules));
                 await_node(Duration::from_secs(5));

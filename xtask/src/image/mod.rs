@@ -282,9 +282,8 @@ impl Contents<'_> {
         if !self.firmware.is_real {
             script += "say this image has no firmware of a real NPU: it runs with the virtual one only\n";
         }
-        script += &format!(
-            "hostname {NAME}\ndrivers /modules/index amdxdna.ko button.ko evdev.ko\nnetwork 8080\nbundle /bundle\n"
-        );
+        script +=
+            &format!("hostname {NAME}\ndrivers /modules/index evdev.ko amdxdna.ko\nnetwork 8080\nbundle /bundle\n");
         for word in words {
             let _ = writeln!(script, "argument {}", hex(word.as_bytes()));
         }

@@ -96,7 +96,7 @@ pub(crate) fn first(live: &mut Live) -> Result<(Timeline, String), String> {
     let node = live.line(0, "qwen35-init: node /dev/accel/", PATIENCE)?;
     let started = live.line(0, "qwen35-init: start at ", PATIENCE)?;
     let address = live.line(0, "qwen35-init: the server is at http://", PATIENCE)?;
-    let listens = live.line(0, " listening at=", PATIENCE)?;
+    let listens = live.line(0, "listening", PATIENCE)?;
     let mut asked = Asked::send(&live.at, &question(QUESTION, true))?;
     let status = asked.begin()?;
     if status != 200 {
@@ -111,7 +111,7 @@ pub(crate) fn first(live: &mut Live) -> Result<(Timeline, String), String> {
         answer += &more;
     }
     let (token, worked) = token.ok_or("a stream without a token")?;
-    let loaded = live.line(0, " loaded device=", PATIENCE)?;
+    let loaded = live.line(0, "loaded", PATIENCE)?;
     let timeline = Timeline {
         kernel: init.at.saturating_sub(Duration::from_secs_f64(uptime)),
         init: init.at,
