@@ -263,10 +263,11 @@ pub fn errno_name(errno: Errno) -> Option<&'static str> {
     .map(|name| if name == "EACCESS" { "EACCES" } else { name })
 }
 
-const UNPLUGGED: &str = "the device is gone or its firmware channel is: see the kernel log; a suspend and resume or a \
-                         reboot brings it back";
-const FIRMWARE_SILENT: &str = "the firmware did not answer within 5 s: see the kernel log; a suspend and resume or a \
-                               reboot brings it back";
+const UNPLUGGED: &str = "the device is gone or its firmware channel is: load the driver anew (sudo modprobe -r amdxdna; \
+                         sudo modprobe amdxdna), else reboot; see the kernel log (sudo dmesg)";
+const FIRMWARE_SILENT: &str = "the firmware did not answer within 5 s: try again; if it stays so, load the driver anew \
+                               (sudo modprobe -r amdxdna; sudo modprobe amdxdna), else reboot; see the kernel log \
+                               (sudo dmesg)";
 const MEMORY: &str = "the system is out of memory: close other programs, or use a smaller model";
 const TOO_OLD: &str = "this driver or firmware does not have it: update the kernel and linux-firmware";
 
@@ -314,7 +315,7 @@ fn remedy(asked: u32, errno: Errno) -> &'static str {
         (_, Errno::ACCESS | Errno::PERM) => "the process may not do this",
         (_, Errno::FAULT) => "a pointer does not lead to memory of this process: a defect of this program",
         (_, Errno::INVAL) => "the driver does not take these values; see the kernel log",
-        _ => "see the kernel log (dmesg)",
+        _ => "see the kernel log (sudo dmesg)",
     }
 }
 
@@ -345,7 +346,7 @@ pub(crate) fn open_remedy(errno: Errno) -> &'static str {
         Errno::BUSY => "another program holds the device exclusively",
         Errno::ISDIR | Errno::NOTDIR => "this is no device node: give /dev/accel/accelN",
         Errno::NOMEM => MEMORY,
-        _ => "see the kernel log (dmesg)",
+        _ => "see the kernel log (sudo dmesg)",
     }
 }
 
@@ -354,7 +355,7 @@ fn map_remedy(errno: Errno) -> &'static str {
         Errno::AGAIN => "memory that must be locked: raise RLIMIT_MEMLOCK, or clear MCL_FUTURE",
         Errno::NOMEM => "the address space or the memory is exhausted (ulimit -v?)",
         Errno::ACCESS => "the BO is not this client's",
-        _ => "see the kernel log (dmesg)",
+        _ => "see the kernel log (sudo dmesg)",
     }
 }
 

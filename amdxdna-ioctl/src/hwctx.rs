@@ -277,8 +277,9 @@ fn with_slots(device: &Device, error: Error) -> Error {
             format!("{used} of {all} contexts of the device are in use: close other programs that use the NPU")
         } else {
             format!(
-                "{used} of {all} contexts of the device are in use, so it is something else: too high a QoS, or the \
-                 firmware refused (see the kernel log)"
+                "{used} of {all} contexts of the device are in use, so the firmware has refused, or the QoS is too high: \
+                 load the driver anew (sudo modprobe -r amdxdna; sudo modprobe amdxdna), else reboot; sudo dmesg | \
+                 grep -i amdxdna has the driver's words"
             )
         };
     }

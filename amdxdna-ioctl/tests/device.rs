@@ -289,7 +289,10 @@ fn a_refused_context_says_how_full_the_device_is() {
     fake.with(|state| state.slots = (2, 16));
     fake.fail(request::CREATE_HWCTX, Errno::INVAL, 1);
     let text = HwCtx::create(&device, &HwCtxOptions::default()).unwrap_err().to_string();
-    assert!(text.contains("2 of 16 contexts") && text.contains("something else"), "{text}");
+    assert!(
+        text.contains("2 of 16 contexts") && text.contains("firmware has refused") && text.contains("modprobe -r"),
+        "{text}"
+    );
     for asked in [0, 9] {
         let options = HwCtxOptions { columns: Some(asked), ..HwCtxOptions::default() };
         assert!(matches!(HwCtx::create(&device, &options), Err(Error::Columns { columns: 8, .. })));

@@ -63,7 +63,7 @@ pub(crate) fn list() -> Result<(), CliError> {
         let state = match discover::open_node(&KernelOpener, &node.path) {
             Ok(device) => {
                 usable = true;
-                format!("usable, {} columns, driver {}", device.columns(), version(&device))
+                format!("can be opened, {} columns, driver {}", device.columns(), version(&device))
             }
             Err(problem) => one_line(&problem),
         };

@@ -191,7 +191,7 @@ fn a_refused_context_evicts_nothing_while_the_device_has_room() {
         let before = trap.model.counts();
         trap.model.set_faults(Faults { no_context: true, ..Faults::default() });
         let error = turn(&mut chat).unwrap_err().to_string();
-        assert!(error.contains("EINVAL") && error.contains("so it is something else"), "{error}");
+        assert!(error.contains("EINVAL") && error.contains("so the firmware has refused"), "{error}");
         assert_eq!(trap.model.counts().contexts_destroyed, before.contexts_destroyed);
         trap.model.set_faults(Faults::default());
         assert_eq!(turn(&mut chat).unwrap().tokens, good.tokens);

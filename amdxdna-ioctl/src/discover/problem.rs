@@ -44,7 +44,7 @@ pub enum Problem {
     /// amdxdna has the device and there is no accel class device.
     #[error(
         "{} and amdxdna bound, but there is no accel device: the driver is the old out-of-tree one, or a kernel without \
-         CONFIG_DRM_ACCEL; see the kernel log (dmesg)",
+         CONFIG_DRM_ACCEL; see the kernel log (sudo dmesg)",
         found(device)
     )]
     NoNodeOfDriver {
@@ -142,8 +142,9 @@ fn no_driver(module_loaded: bool, kernel: Option<&str>) -> String {
     let mut text = String::new();
     if module_loaded {
         text.push_str(
-            "amdxdna is loaded, so it has refused the device: dmesg | grep -i amdxdna tells why (firmware missing in \
-             /lib/firmware/amdnpu, firmware and driver of different protocols, IOMMU off)",
+            "amdxdna is loaded, so it has refused the device: sudo dmesg | grep -i amdxdna tells why (firmware missing in \
+             /lib/firmware/amdnpu: install linux-firmware; firmware and driver of different protocols: update both; \
+             IOMMU off: switch it on in the firmware setup)",
         );
     } else {
         text.push_str(

@@ -4,7 +4,7 @@ use super::machine::process;
 use super::report::Findings;
 use crate::error::one_line;
 use amdxdna_ioctl::abi::query::PowerMode;
-use amdxdna_ioctl::{Bo, BoKind, Device};
+use amdxdna_ioctl::{Bo, BoKind, Device, HwCtx, HwCtxOptions};
 use std::sync::Arc;
 
 /// Asks everything. What an older driver does not know is skipped.
@@ -14,17 +14,19 @@ pub(super) fn all(findings: &mut Findings, device: &Arc<Device>) {
     findings.ok("driver", &format!("amdxdna {major}.{minor}, {columns} columns of {} cores", device.core_rows()));
     match device.firmware_version() {
         Ok(v) => findings.ok("firmware", &format!("{}.{}.{}.{}", v.major, v.minor, v.patch, v.build)),
-        Err(error) => findings.fail("firmware", &one_line(&error)),
+        // No run asks for it.
+        Err(error) => findings.skip("firmware", &one_line(&error)),
     }
     memory(findings, device);
     contexts(findings, device);
+    context(findings, device);
     power(findings, device);
     match device.last_async_error() {
         Ok(None) => findings.ok("errors", "the array has raised none since the driver was loaded"),
         Ok(Some(error)) => findings.warn(
             "errors",
             &format!("the array raised an error: {}", one_line(&error)),
-            "it is over, unless answers fail too; the kernel log (dmesg) has more",
+            "it is over, unless answers fail too; sudo dmesg | grep -i amdxdna has more",
         ),
         Err(error) => findings.skip("errors", &one_line(&error)),
     }
@@ -38,6 +40,15 @@ fn memory(findings: &mut Findings, device: &Arc<Device>) {
         }
         Ok(_) => findings.ok("memory", "buffers have addresses of the device's own (IOVA)"),
         Err(error) => findings.fail("memory", &one_line(&error)),
+    }
+}
+
+/// A context, given back at once: the first thing that takes the firmware itself. All other answers here may be what
+/// the driver remembers of a firmware that is silent now.
+fn context(findings: &mut Findings, device: &Arc<Device>) {
+    match HwCtx::create(device, &HwCtxOptions::default()) {
+        Ok(_) => findings.ok("context", "one was made over all columns, and given back"),
+        Err(error) => findings.fail("context", &one_line(&error)),
     }
 }
 

@@ -3,6 +3,7 @@
 //! It takes the path that a run takes, through the same functions: where it is green, a run works.
 
 mod device;
+mod kernel_log;
 mod machine;
 mod report;
 #[cfg(test)]
@@ -46,7 +47,11 @@ pub(crate) fn run(bundle: Option<&Path>, json: bool, run: &RunOptions) -> Result
         _ if software => places::software_device(),
         _ => npu::first(),
     };
+    let begun = findings.0.len();
     examine(&mut findings, run.device == DeviceChoice::Auto, &open, bundle, &|path| places::load(path, run, true));
+    if !software {
+        kernel_log::told(&mut findings, begun);
+    }
     let text = if json { format!("{:#}\n", findings.json()) } else { findings.text() };
     answer(&text)?;
     match findings.count(Verdict::Fail) {
@@ -63,20 +68,34 @@ fn examine(
     bundle: Option<&Path>,
     load: &dyn Fn(&Path) -> Result<Loaded, CliError>,
 ) {
+    let mut of_device = Findings::default();
+    open_device(&mut of_device, open);
+    let there = of_device.count(Verdict::Fail) == 0;
+    if lenient {
+        of_device.soften("until then a run takes the software NPU, which is slow");
+    }
+    findings.0.append(&mut of_device.0);
+    match bundle {
+        None => findings.skip("bundle", "none was named: `doctor <bundle>` goes on to one token"),
+        Some(path) if !whole(findings, path) => findings.skip("token", "the bundle has to be whole first"),
+        Some(_) if !there && !lenient => findings.skip("token", "the NPU has to be usable first"),
+        Some(path) => token(findings, path, load),
+    }
+}
+
+/// Opens the device and asks it everything. One that has slept may fail once and answer then.
+fn open_device(findings: &mut Findings, open: &dyn Fn() -> Result<Arc<Device>, CliError>) {
+    let first = match open() {
+        Ok(device) => return device::all(findings, &device),
+        Err(first) => first,
+    };
     match open() {
-        Ok(device) => device::all(findings, &device),
-        Err(error) if lenient => {
-            findings.warn("device", &one_line(&error), "until then a run takes the software NPU, which is slow");
+        Ok(device) => {
+            let text = format!("it answered when asked again; before that: {}", one_line(&first));
+            findings.warn("device", &text, "ask again if a run says this after the NPU has been idle");
+            device::all(findings, &device);
         }
         Err(error) => findings.fail("device", &one_line(&error)),
-    }
-    let Some(path) = bundle else {
-        return findings.skip("bundle", "none was named: `doctor <bundle>` goes on to one token");
-    };
-    if whole(findings, path) {
-        token(findings, path, load);
-    } else {
-        findings.skip("token", "the bundle has to be whole first");
     }
 }
 
@@ -105,6 +124,9 @@ fn whole(findings: &mut Findings, path: &Path) -> bool {
             for problem in &found.problems {
                 findings.fail("bundle", &one_line(problem));
             }
+            findings.remedy(
+                "fetch the files that are named again, or export the bundle anew: a run answers wrongly or not at all",
+            );
         }
     }
     false
@@ -115,7 +137,7 @@ fn token(findings: &mut Findings, path: &Path, load: &dyn Fn(&Path) -> Result<Lo
     let mut loaded = match load(path) {
         Ok(loaded) => loaded,
         Err(error) => {
-            findings.fail("loading", &one_line(&error));
+            failed(findings, "loading", &error);
             return findings.skip("token", "the bundle has to load first");
         }
     };
@@ -136,6 +158,16 @@ fn token(findings: &mut Findings, path: &Path, load: &dyn Fn(&Path) -> Result<Lo
             let (tokens, took) = (outcome.prompt_tokens, start.elapsed().as_secs_f64());
             findings.ok("token", &format!("the first one, after {tokens} tokens of prompt, in {took:.2} s"));
         }
-        Err(error) => findings.fail("token", &one_line(&error)),
+        Err(error) => failed(findings, "token", &error.into()),
+    }
+}
+
+/// A failure of the device's can be a matter of once.
+fn failed(findings: &mut Findings, what: &'static str, error: &CliError) {
+    findings.fail(what, &one_line(error));
+    if error.is_device() {
+        findings.remedy(
+            "try again; if it fails again, load the driver anew (sudo modprobe -r amdxdna; sudo modprobe amdxdna) or reboot",
+        );
     }
 }

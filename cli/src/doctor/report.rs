@@ -36,7 +36,7 @@ pub(super) struct Finding {
     pub(super) what: &'static str,
     pub(super) verdict: Verdict,
     pub(super) text: String,
-    /// What to do. A failure's message has it in itself.
+    /// What to do. Most failures' messages have it in themselves.
     pub(super) remedy: String,
 }
 
@@ -59,6 +59,21 @@ impl Findings {
 
     pub(super) fn skip(&mut self, what: &'static str, text: &str) {
         self.add(what, Verdict::Skip, text, "");
+    }
+
+    /// Says what to do about the last one.
+    pub(super) fn remedy(&mut self, remedy: &str) {
+        if let Some(last) = self.0.last_mut() {
+            remedy.clone_into(&mut last.remedy);
+        }
+    }
+
+    /// What would be failures are none that a run cannot do without: this remedy says how.
+    pub(super) fn soften(&mut self, remedy: &str) {
+        for finding in self.0.iter_mut().filter(|finding| finding.verdict == Verdict::Fail) {
+            finding.verdict = Verdict::Warn;
+            remedy.clone_into(&mut finding.remedy);
+        }
     }
 
     fn add(&mut self, what: &'static str, verdict: Verdict, text: &str, remedy: &str) {

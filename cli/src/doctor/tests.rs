@@ -82,6 +82,70 @@ fn it_agrees_with_a_run_about_every_fault() {
     }
 }
 
+/// One that had slept did not answer at first; the run after the doctor worked, and the doctor had said that none would.
+#[test]
+fn a_device_that_answers_when_asked_again_is_a_warning() {
+    let model = Model::new(Config::default());
+    let asked = std::cell::Cell::new(0);
+    let open = || {
+        asked.set(asked.get() + 1);
+        if asked.get() == 1 {
+            return Err(CliError::Device("GET_INFO failed with ETIME".into()));
+        }
+        let npu = Npu::open(&*model, Path::new(NODE)).map_err(ChatError::from)?;
+        Ok(npu.device().clone())
+    };
+    let mut findings = Findings::default();
+    examine(&mut findings, false, &open, Some(bundle()), &|path| load(&model, path));
+    assert_eq!((findings.count(Verdict::Fail), findings.count(Verdict::Warn)), (0, 1), "{}", findings.text());
+    assert!(findings.0[0].text.contains("ETIME"), "{}", findings.text());
+}
+
+/// A firmware that is silent was well, in all that the driver remembers of it, as long as no bundle was named.
+#[test]
+fn a_firmware_that_gives_no_context_is_found_without_a_bundle() {
+    for faults in
+        [Faults { no_context: true, ..Faults::default() }, Faults { management_silent: true, ..Faults::default() }]
+    {
+        let model = Model::new(Config { faults, ..Config::default() });
+        let open = || Ok(Npu::open(&*model, Path::new(NODE)).map_err(ChatError::from)?.device().clone());
+        let no_load = |_: &Path| -> Result<Loaded, CliError> { Err(CliError::Closed) };
+        let mut findings = Findings::default();
+        examine(&mut findings, false, &open, None, &no_load);
+        assert_eq!(findings.count(Verdict::Fail), 1, "{}", findings.text());
+        // Where a run would take the software NPU, that is nothing that fails.
+        let mut findings = Findings::default();
+        examine(&mut findings, true, &open, None, &no_load);
+        assert_eq!((findings.count(Verdict::Fail), findings.count(Verdict::Warn)), (0, 1), "{}", findings.text());
+    }
+}
+
+/// The same trouble was told twice, as the device's and as loading's.
+#[test]
+fn what_keeps_the_device_from_being_used_is_told_once() {
+    let model = Model::new(Config {
+        faults: Faults { open: Some(amdxdna_ioctl::Errno::ACCESS), ..Faults::default() },
+        ..Config::default()
+    });
+    let findings = doctor(&model, bundle());
+    assert_eq!(findings.count(Verdict::Fail), 1, "{}", findings.text());
+}
+
+/// A byte that has changed was told with two checksums, and without a word of what to do.
+#[test]
+fn a_changed_byte_has_a_remedy() {
+    let folder = std::env::temp_dir().join(format!("qwen35-doctor-byte-{}", std::process::id()));
+    let path = driver_tests::tiny::bundle(&folder).unwrap();
+    let mut bytes = std::fs::read(path.join("tensors.bin")).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(path.join("tensors.bin"), bytes).unwrap();
+    let findings = doctor(&Model::new(Config::default()), &path);
+    let bundle = findings.0.iter().find(|finding| finding.what == "bundle").unwrap();
+    assert!(bundle.verdict == Verdict::Fail && bundle.remedy.contains("again"), "{}", findings.text());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn a_fallback_is_a_warning() {
     let faults = Faults { beside: Some(Beside::Dropped), ..Faults::default() };

@@ -10,6 +10,11 @@
 //! program 2f746f6f6c                           another program for the next command than this binary
 //! run                                          runs the command and waits for its end
 //! start / finish 30                            runs it beside what follows / waits so many seconds for its end
+//! user 1000                                    the next command runs as this user and group, without others
+//! limit memlock 0                              of all commands from here on: memlock or nofile
+//! mode 666 /dev/accel/accel0                   chmod(2)
+//! move /a /b                                   rename(2)
+//! flip 12 /a / cut 12 /a                       turns byte 12 around / cuts the file off there
 //! unload amdxdna / load                        delete_module(2) / the last `module` line again
 //! unbind / bind / reset                        the device that the driver had first, through its files in sysfs
 //! sleep 500                                    milliseconds
@@ -92,7 +97,10 @@ pub(crate) fn run() -> ! {
 }
 
 /// Verbs that prepare what the others need.
-const FIRST: [&str; 9] = ["module", "write", "argument", "program", "say", "hostname", "drivers", "network", "bundle"];
+const FIRST: [&str; 10] =
+    ["module", "write", "argument", "program", "user", "say", "hostname", "drivers", "network", "bundle"];
+/// Verbs that are parts of the next command.
+const OF_NEXT: [&str; 3] = ["argument", "program", "user"];
 
 /// The exit code of the first command that did not end with 0, or of the first other step that failed: 1; and how the
 /// machine is to end.
@@ -115,8 +123,9 @@ fn script(console: &mut Console) -> Result<(i32, End), String> {
             console.say(&format!("step serve ended with {exit}"));
             return Ok((if code == 0 { exit } else { code }, end));
         }
-        if first {
-            // Setting up: only trouble is worth a line.
+        let quiet = if started { OF_NEXT.contains(&verb) } else { first };
+        if quiet {
+            // Setting up, or a part of what follows: only trouble is worth a line.
             if let Err(message) = machine.step(verb, rest.trim(), console) {
                 console.say(&message);
             }
@@ -174,12 +183,13 @@ impl Console {
     /// Does a line of the script and tells how it went; the exit code, or 1 where it failed.
     fn step(&mut self, machine: &mut Machine, line: &str) -> i32 {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let begun = Instant::now();
         let (said, failed) = match machine.step(verb, rest.trim(), self) {
             Ok(None) => ("done".to_owned(), 0),
             Ok(Some(exit)) => (format!("ended with {exit}"), exit),
             Err(message) => (format!("failed: {message}"), 1),
         };
-        self.say(&format!("step {verb} {said}"));
+        self.say(&format!("step {verb} after {:.1} s {said}", begun.elapsed().as_secs_f64()));
         failed
     }
 }

@@ -1,14 +1,17 @@
 //! The verbs of init's script.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::cmdline::{self, Parameters};
 use super::kmod::{self, Modules};
@@ -30,6 +33,8 @@ const SEPARATOR: &[u8] = b"\x1e";
 pub(super) struct Machine {
     words: Vec<OsString>,
     program: Option<OsString>,
+    /// Who runs the next command; root without.
+    user: Option<u32>,
     beside: Option<Child>,
     commands: usize,
     /// The last `module` line.
@@ -80,6 +85,19 @@ impl Machine {
                 self.program = Some(from_hex(rest).ok_or_else(|| format!("bad program {rest:?}"))?);
                 Ok(None)
             }
+            "user" => {
+                self.user = Some(rest.parse().map_err(|_| format!("no user number: {rest:?}"))?);
+                Ok(None)
+            }
+            "limit" => limit(rest).map(done),
+            "mode" => {
+                let (mode, path) = rest.split_once(' ').unwrap_or((rest, ""));
+                let mode = u32::from_str_radix(mode, 8).map_err(|_| format!("no mode: {mode:?}"))?;
+                fs::set_permissions(path, fs::Permissions::from_mode(mode))
+                    .map_err(|e| format!("chmod {path}: {e}"))?;
+                Ok(None)
+            }
+            "move" | "flip" | "cut" => change(verb, rest).map(done).map_err(|e| format!("{verb} {rest}: {e}")),
             "run" => self.spawn()?.wait().map(|status| Some(code(status))).map_err(|e| format!("wait: {e}")),
             "start" => {
                 self.beside = Some(self.spawn()?);
@@ -171,6 +189,10 @@ impl Machine {
         let program = self.program.take().unwrap_or_else(|| "/init".into());
         let mut command = Command::new(&program);
         command.args(std::mem::take(&mut self.words)).stdin(Stdio::null());
+        if let Some(user) = self.user.take() {
+            // Groups of root's go with that.
+            command.uid(user).gid(user);
+        }
         for (path, err) in [("/dev/ttyS1", false), ("/dev/ttyS2", true)] {
             let Some(mut port) = raw_serial(path) else { continue };
             if self.commands > 0 {
@@ -201,6 +223,35 @@ impl Machine {
             }
         }
     }
+}
+
+/// Moves a file, turns a byte of it around, or cuts it off.
+fn change(verb: &str, line: &str) -> io::Result<()> {
+    let (first, path) = line.split_once(' ').unwrap_or((line, ""));
+    if verb == "move" {
+        return fs::rename(first, path);
+    }
+    let place: u64 = first.parse().map_err(io::Error::other)?;
+    let file = File::options().read(true).write(true).open(path)?;
+    if verb == "cut" {
+        return file.set_len(place);
+    }
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, place)?;
+    file.write_all_at(&[!byte[0]], place)
+}
+
+/// `memlock 0`: a limit of this process and of all that it starts.
+fn limit(line: &str) -> Result<(), String> {
+    let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+    let resource = match name {
+        "memlock" => Resource::Memlock,
+        "nofile" => Resource::Nofile,
+        _ => return Err(format!("unknown limit {name:?}")),
+    };
+    let value = value.parse().map_err(|_| format!("no number: {value:?}"))?;
+    setrlimit(resource, Rlimit { current: Some(value), maximum: getrlimit(resource).maximum })
+        .map_err(|e| format!("setrlimit {line}: {e}"))
 }
 
 /// The exit code as a shell has it: 128 and the signal's number for a command that a signal ended.
@@ -252,9 +303,30 @@ mod tests {
         let mut step = |verb, rest| machine.step(verb, rest, &mut console);
         assert!(step("dance", "").is_err_and(|why| why.contains("dance")));
         assert!(step("finish", "1").is_err_and(|why| why.contains("nothing was started")));
+        for wrong in [("user", "me"), ("limit", "luck 7"), ("limit", "nofile many"), ("mode", "rw /etc")] {
+            assert!(step(wrong.0, wrong.1).is_err(), "{wrong:?}");
+        }
         assert!(step("write", "/nowhere/at/all x").is_err_and(|why| why.contains("/nowhere/at/all")));
         assert!(step("drivers", "/nowhere/index").is_err_and(|why| why.contains("/nowhere/index")));
         assert_eq!(step("sleep", "1"), Ok(None));
+    }
+
+    #[test]
+    fn a_file_is_moved_turned_and_cut() {
+        let one = std::env::temp_dir().join(format!("qwen35-init-{}", std::process::id()));
+        let two = one.with_extension("two");
+        fs::write(&one, [1, 2, 3]).unwrap();
+        let (mut machine, mut console) = (Machine::default(), Console(None));
+        let mut step = |verb: &str, rest: &str| machine.step(verb, rest, &mut console);
+        let (from, to) = (one.display(), two.display());
+        assert_eq!(step("move", &format!("{from} {to}")), Ok(None));
+        assert_eq!(step("flip", &format!("1 {to}")), Ok(None));
+        assert_eq!(fs::read(&two).unwrap(), [1, 253, 3]);
+        assert_eq!(step("cut", &format!("2 {to}")), Ok(None));
+        assert_eq!(fs::read(&two).unwrap(), [1, 253]);
+        assert!(step("flip", &format!("2 {to}")).is_err());
+        assert!(step("move", &format!("{from} {to}")).is_err());
+        fs::remove_file(two).unwrap();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! driver cases, a device that misbehaves, and the image that serves.
 
 mod answers;
+mod health;
 mod image;
 mod table;
 mod trouble;
@@ -65,6 +66,7 @@ pub(super) fn run(root: &Path) -> Outcome {
         answers::run(bench);
         table::run(bench);
         trouble::run(bench);
+        health::run(bench);
     })
 }
 
