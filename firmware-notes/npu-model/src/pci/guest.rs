@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
+use std::sync::{PoisonError, RwLock};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -24,9 +25,13 @@ impl Drop for Backing {
     }
 }
 
-/// Bus address ranges and the host memory behind them.
+/// Bus address ranges and the host memory behind them. Ranges may be added while others are in use; files stay as long as
+/// the value does.
 #[derive(Debug, Default)]
-pub(super) struct GuestMemory {
+pub(super) struct GuestMemory(RwLock<Ranges>);
+
+#[derive(Debug, Default)]
+struct Ranges {
     files: Vec<Backing>,
     /// Start -> (length, host address). Ranges never overlap: QEMU unmaps before it maps anew.
     ranges: BTreeMap<u64, (u64, NonNull<u8>)>,
@@ -34,23 +39,11 @@ pub(super) struct GuestMemory {
 
 // SAFETY: the pointers are into shared mappings that live as long as the value; access through them is raw copying,
 // as a device's DMA is.
-unsafe impl Send for GuestMemory {}
+unsafe impl Send for Ranges {}
 // SAFETY: as above; `&self` methods only look up addresses.
-unsafe impl Sync for GuestMemory {}
+unsafe impl Sync for Ranges {}
 
-impl GuestMemory {
-    pub(super) fn map(&mut self, file: &File, offset: u64, address: u64, size: u64) -> io::Result<()> {
-        let backing = self.backing(file)?;
-        let end = offset.checked_add(size).filter(|&e| e <= backing.len as u64);
-        if end.is_none() || size == 0 {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        // SAFETY: offset + size was just checked against the mapping's length.
-        let host = unsafe { backing.base.add(offset as usize) };
-        self.ranges.insert(address, (size, host));
-        Ok(())
-    }
-
+impl Ranges {
     fn backing(&mut self, file: &File) -> io::Result<&Backing> {
         let meta = file.metadata()?;
         let identity = (meta.dev(), meta.ino());
@@ -66,18 +59,37 @@ impl GuestMemory {
         // The element was pushed on the line above.
         self.files.last().ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
     }
+}
 
+impl GuestMemory {
+    /// Adds a range. It need not wait for DMA that is under way, and must not: QEMU waits for the answer, and gives up.
+    pub(super) fn map(&self, file: &File, offset: u64, address: u64, size: u64) -> io::Result<()> {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let backing = all.backing(file)?;
+        let end = offset.checked_add(size).filter(|&e| e <= backing.len as u64);
+        if end.is_none() || size == 0 {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // SAFETY: offset + size was just checked against the mapping's length.
+        let host = unsafe { backing.base.add(offset as usize) };
+        all.ranges.insert(address, (size, host));
+        Ok(())
+    }
+
+    /// Takes ranges away, which nobody uses then.
     pub(super) fn unmap(&mut self, address: u64, size: u64) {
+        let ranges = &mut self.0.get_mut().unwrap_or_else(PoisonError::into_inner).ranges;
         let end = address.saturating_add(size);
-        let gone: Vec<u64> = self.ranges.range(address..end).map(|(&start, _)| start).collect();
+        let gone: Vec<u64> = ranges.range(address..end).map(|(&start, _)| start).collect();
         for start in gone {
-            self.ranges.remove(&start);
+            ranges.remove(&start);
         }
     }
 
     /// Host memory at a bus address and how many bytes are contiguous there.
     pub(super) fn at(&self, address: u64) -> Option<(NonNull<u8>, u64)> {
-        let (&start, &(size, host)) = self.ranges.range(..=address).next_back()?;
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let (&start, &(size, host)) = all.ranges.range(..=address).next_back()?;
         let inside = address - start;
         // SAFETY: `inside` is less than the range's size, which `map` checked against the mapping.
         (inside < size).then(|| (unsafe { host.add(inside as usize) }, size - inside))
@@ -138,10 +150,24 @@ mod tests {
         assert!(!m.write(0x1fff, &[0, 0]));
     }
 
+    /// QEMU gave up on a mapping that waited for the end of a long command.
+    #[test]
+    fn memory_is_added_while_other_memory_is_in_use() {
+        let f = file();
+        let guest = RwLock::new(GuestMemory::default());
+        guest.read().unwrap().map(&f, 0, 0x1000, 4096).unwrap();
+        let command = guest.read().unwrap();
+        let used = command.at(0x1000);
+        std::thread::scope(|scope| {
+            scope.spawn(|| guest.read().unwrap().map(&f, 4096, 0x2000, 4096).unwrap()).join().unwrap();
+        });
+        assert!(used.is_some() && command.at(0x2000).is_some());
+    }
+
     #[test]
     fn a_range_past_the_file_is_refused() {
         let f = file();
-        let mut m = GuestMemory::default();
+        let m = GuestMemory::default();
         assert!(m.map(&f, 4096, 0, 8192).is_err());
         assert!(m.map(&f, u64::MAX, 0, 2).is_err());
         assert_eq!(m.at(0), None);

@@ -429,7 +429,7 @@ impl ServerBackend for Device {
     fn dma_map(&mut self, _: DmaMapFlags, offset: u64, address: u64, size: u64, fd: Option<File>) -> io::Result<()> {
         // A mapping without a file cannot be reached from here; only memory that is shared by file descriptor is used.
         let Some(file) = fd else { return Ok(()) };
-        self.shared.guest.write().unwrap_or_else(PoisonError::into_inner).map(&file, offset, address, size)
+        self.shared.guest.read().unwrap_or_else(PoisonError::into_inner).map(&file, offset, address, size)
     }
 
     fn dma_unmap(&mut self, _: DmaUnmapFlags, address: u64, size: u64) -> io::Result<()> {
