@@ -384,7 +384,7 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         Flag::DropOldest,
         "drop-oldest",
         ANSWERS,
-        "leave the oldest questions and answers out when the context is full, instead of refusing",
+        "leave the oldest questions and answers out when the context is full, a quarter of it at once, instead of refusing",
     ),
     valued(Flag::ChatTemplate, "chat-template", "FILE", ANSWERS, "a Jinja template in place of the bundle's"),
     switch(Flag::Raw, "raw", TALKS, "take control tokens that are written out in texts for what they say"),

@@ -6,7 +6,7 @@ use super::options::ServeOptions;
 use super::state::State;
 use super::store::Store;
 use runtime::chat::{
-    Ask, Event, Hold, Message, Outcome, Overflow, Session, Stop, StopStream, Template, TextStream, ToolChoice,
+    Ask, Event, Hold, Message, Outcome, Overflow, Role, Session, Stop, StopStream, Template, TextStream, ToolChoice,
 };
 use runtime::{Chat, ChatError};
 use std::collections::hash_map::DefaultHasher;
@@ -142,6 +142,7 @@ impl Answers {
             }
             Subject::Chat(said) => {
                 let mut session = self.store.take(terms, said);
+                let whole = session.said().to_vec();
                 let mut outcome = chat.answer(&mut session, &ask, &mut |event| teller.event(event));
                 // Where nothing has to be called, definitions that no grammar can keep to are no reason to refuse.
                 if matches!((&outcome, &ask.hold), (Err(ChatError::Grammar(_)), Hold::Calls(ToolChoice::Auto)))
@@ -149,6 +150,11 @@ impl Answers {
                 {
                     ask.hold = Hold::Free;
                     outcome = chat.answer(&mut session, &ask, &mut |event| teller.event(event));
+                }
+                if outcome.as_ref().is_ok_and(|outcome| outcome.dropped > 0) {
+                    // The client will send all of it again, and shall find it.
+                    let answer = session.said().last().filter(|said| said.message.role == Role::Assistant).cloned();
+                    session.set(whole.into_iter().chain(answer).collect());
                 }
                 (outcome, Some(session))
             }

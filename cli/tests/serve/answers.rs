@@ -253,3 +253,26 @@ fn responses_are_the_same_answers() {
     let bad = server.post("/v1/responses", &json!({"input": SUM, "previous_response_id": "x"}));
     assert_eq!((bad.status, bad.error().0.contains("whole conversation")), (400, true));
 }
+
+/// Clients send the whole of a conversation each time; once it had outgrown the context, nothing of it was found again.
+#[test]
+fn a_conversation_beyond_the_context_is_not_read_anew_in_each_request() {
+    let server = Server::start(&["--max-ctx", "512", "--drop-oldest"]);
+    let (mut messages, mut costs, mut over) = (Vec::new(), Vec::new(), false);
+    let mut longest = 0;
+    while costs.len() < 15 {
+        messages.push(user(SUM));
+        let answer = server.chat(&json!({"messages": messages, "max_tokens": 16}));
+        messages.push(json!({"role": "assistant", "content": content(&answer)}));
+        let usage = &answer["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let prompt = usage["prompt_tokens"].as_u64().unwrap();
+        over |= prompt < longest;
+        longest = prompt.max(longest);
+        if over {
+            costs.push(prompt - cached);
+        }
+    }
+    let new = costs.iter().filter(|&&tokens| tokens < 80).count();
+    assert!(new >= 10, "{costs:?}");
+}

@@ -13,7 +13,7 @@ use super::machine::Machine;
 use super::message::{Message, ToolCall};
 use super::options::{Event, Outcome, Stop, Timing};
 use super::picture::Picture;
-use super::plan::{Plan, Planner};
+use super::plan::{Memory, Plan, Planner};
 use super::sampler::{Sampler, Sampling};
 use super::session::{Look, Looks, Said, Session};
 use super::state::{Seat, Span};
@@ -74,7 +74,7 @@ impl Chat {
             let flow = event(e);
             if ask.is_cancelled() { ControlFlow::Break(()) } else { flow }
         };
-        self.respond(session, ask, constraint, &mut event, &mut outcome)?;
+        let gone = self.respond(session, ask, constraint, &mut event, &mut outcome)?;
         if let Some(error) = self.model.npu().array_error().filter(|error| Some(error.ts_us) != known.map(|k| k.ts_us))
         {
             // Whatever was computed meanwhile may be wrong.
@@ -84,6 +84,7 @@ impl Chat {
         if outcome.dropped > 0 {
             let first = session.first();
             session.said.drain(first..first + outcome.dropped);
+            session.gone = gone;
         }
         if outcome.answered {
             session.said.push(message(&outcome).into());
@@ -107,6 +108,7 @@ impl Chat {
         result
     }
 
+    /// Gives how many tokens have been left out of the conversation since it began, if that is done for good.
     fn respond(
         &mut self,
         session: &mut Session,
@@ -114,7 +116,7 @@ impl Chat {
         constraint: Option<Constraint>,
         event: &mut Listener<'_>,
         outcome: &mut Outcome,
-    ) -> Result<(), ChatError> {
+    ) -> Result<usize, ChatError> {
         let started = Instant::now();
         let plan = self.plan(session, ask)?;
         outcome.prompt_tokens = plan.tokens.ids.len();
@@ -140,7 +142,7 @@ impl Chat {
         outcome.timing.vision = started.elapsed();
         if !seen {
             outcome.dropped = 0;
-            return Ok(());
+            return Ok(plan.gone);
         }
         let started = Instant::now();
         let rows = rows(looks, &plan, held);
@@ -150,7 +152,7 @@ impl Chat {
         if !read? {
             outcome.timing.prefill = started.elapsed();
             outcome.dropped = 0;
-            return Ok(());
+            return Ok(plan.gone);
         }
         outcome.answered = true;
         sampler.begin(&plan.tokens.ids);
@@ -180,7 +182,7 @@ impl Chat {
             guesses: speculator.guesses().since(&before),
             ..outcome.timing
         };
-        Ok(())
+        Ok(plan.gone)
     }
 
     /// What an answer is held to, if to anything.
@@ -227,7 +229,8 @@ impl Chat {
         let shown: Vec<Shown> = pictures.iter().filter_map(shown).collect();
         let messages: Vec<Message> = session.said.iter().map(|said| said.message.clone()).collect();
         let planner = Planner { template: &self.template, tokenizer: &self.tokenizer, max_ctx: self.model.max_ctx() };
-        planner.plan(&messages, &shown, ask, &mut session.encoding)
+        let memory = Memory { encoding: &mut session.encoding, sizes: &mut session.sizes };
+        planner.plan(&messages, &shown, session.gone, ask, memory)
     }
 }
 

@@ -37,7 +37,9 @@ pub enum Overflow {
     /// The answer is refused, with the numbers.
     #[default]
     Refuse,
-    /// The oldest exchanges are left out, from then on. The instructions at the beginning and the last question stay.
+    /// The oldest exchanges are left out, from then on. The instructions at the beginning and the last question stay. They
+    /// go in blocks of a quarter of the context, so that the turns between read their new tokens only; where the rest begins
+    /// depends on the messages alone.
     DropOldest,
 }
 

@@ -56,6 +56,11 @@ impl Encoding {
         Ok(from.token)
     }
 
+    /// How many tokens it is with all of every picture's.
+    pub(super) fn len(&self, pictures: &[Shown]) -> usize {
+        self.ids.len() + more(pictures)
+    }
+
     /// The tokens with all of every picture's, and where the last edge of a control token lies that each of `others` has in
     /// common with this text.
     pub(super) fn expand(
@@ -69,8 +74,7 @@ impl Encoding {
             return Err(TemplateError::Pictures { found, wanted: pictures.len() });
         }
         let edges: Vec<usize> = others.iter().filter_map(|other| self.edge(other)).collect();
-        let more: usize = pictures.iter().map(|picture| picture.tokens.saturating_sub(1)).sum();
-        let mut tokens = Tokens { ids: Vec::with_capacity(self.ids.len() + more), spans: Vec::new() };
+        let mut tokens = Tokens { ids: Vec::with_capacity(self.len(pictures)), spans: Vec::new() };
         let mut marks = Vec::new();
         let mut rest = pictures.iter();
         for (index, &id) in self.ids.iter().enumerate() {
@@ -95,4 +99,9 @@ impl Encoding {
         let common = self.rendered.common(other);
         self.places.iter().rfind(|place| place.byte <= common).map(|place| place.token)
     }
+}
+
+/// Tokens of pictures beyond the one that stands for each.
+fn more(pictures: &[Shown]) -> usize {
+    pictures.iter().map(|picture| picture.tokens.saturating_sub(1)).sum()
 }

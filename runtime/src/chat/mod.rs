@@ -15,6 +15,7 @@ mod on_model;
 mod options;
 mod picture;
 mod plan;
+mod room;
 mod sampler;
 mod schema;
 mod session;

@@ -1,5 +1,6 @@
 //! From a conversation to the tokens of its prompt.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::ask::Ask;
@@ -7,6 +8,7 @@ use super::encoding::{Encoding, Shown};
 use super::error::ChatError;
 use super::guard::Rendered;
 use super::message::{Message, Part, Role};
+use super::room::{self, Sizes, Start};
 use super::state::Tokens;
 use super::template::{IMAGE_PAD, Request, Template, TemplateError};
 use super::tokenizer::Tokenizer;
@@ -20,6 +22,15 @@ pub(super) struct Plan {
     pub(super) marks: Vec<usize>,
     /// Messages that had to be left out.
     pub(super) dropped: Range<usize>,
+    /// Tokens that have been left out since the conversation began.
+    pub(super) gone: usize,
+}
+
+/// What a conversation remembers of its last prompt.
+#[derive(Debug)]
+pub(super) struct Memory<'a> {
+    pub(super) encoding: &'a mut Encoding,
+    pub(super) sizes: &'a mut Sizes,
 }
 
 /// What prompts are made with.
@@ -31,14 +42,15 @@ pub(super) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The prompt for an answer to `messages`, whose pictures are `pictures` in order. Where the context is too small and
-    /// `ask` allows it, the oldest exchanges are left out.
+    /// The prompt for an answer to `messages`, whose pictures are `pictures` in order; `gone` tokens were left out before
+    /// them. Where the context is too small and `ask` allows it, the oldest exchanges are left out.
     pub(super) fn plan(
         &self,
         messages: &[Message],
         pictures: &[Shown],
+        gone: usize,
         ask: &Ask<'_>,
-        encoding: &mut Encoding,
+        memory: Memory<'_>,
     ) -> Result<Plan, ChatError> {
         let Planner { max_ctx, .. } = *self;
         // Told before a long text is spelled out.
@@ -47,37 +59,42 @@ impl Planner<'_> {
             return Err(ChatError::PromptTooLong { prompt: shown, max_ctx });
         }
         let first = messages.iter().take_while(|message| message.role == Role::System).count();
-        let mut dropped = first..first;
+        let whole = Start { message: first, gone, rest: 0 };
+        let mut starts = VecDeque::from([whole]);
+        if ask.overflow.drops() {
+            let sizes = memory.sizes.of(messages, pictures, self.tokenizer)?;
+            starts = room::starts(messages, &sizes, first, gone, max_ctx).into();
+        }
+        let before: usize = messages[..first].iter().map(Message::images).sum();
         loop {
-            let kept = [&messages[..first], &messages[dropped.end..]].concat();
-            let gone: usize = messages[dropped.clone()].iter().map(Message::images).sum();
-            let before: usize = messages[..first].iter().map(Message::images).sum();
-            let pictures = [&pictures[..before], &pictures[before + gone..]].concat();
-            let (tokens, marks) = self.render(kept, &pictures, ask, encoding)?;
-            let prompt = tokens.ids.len();
-            // An answer needs room; and where something has to go, a quarter of the context is made free, since all that
-            // stays is read again.
-            let room = if dropped.is_empty() { ask.max_new.min(max_ctx / 8) } else { max_ctx / 4 };
-            let next = next_question(messages, dropped.end).filter(|_| ask.overflow.drops());
-            match next {
-                Some(next) if prompt + room > max_ctx => dropped.end = next,
-                _ if prompt >= max_ctx => return Err(ChatError::PromptTooLong { prompt, max_ctx }),
-                _ => return Ok(Plan { tokens, marks, dropped }),
+            let start = starts.pop_front().unwrap_or(whole);
+            let last = starts.is_empty();
+            // An answer needs room.
+            let room = ask.max_new.min(max_ctx / 8);
+            if !last && start.rest + room > max_ctx {
+                continue;
             }
+            let dropped = first..start.message;
+            let kept = [&messages[..first], &messages[dropped.end..]].concat();
+            let left: usize = messages[dropped.clone()].iter().map(Message::images).sum();
+            let pictures = [&pictures[..before], &pictures[before + left..]].concat();
+            memory.encoding.update(self.text(&kept, ask, true)?, self.tokenizer)?;
+            let prompt = memory.encoding.len(&pictures);
+            if !last && prompt + room > max_ctx {
+                continue;
+            }
+            if prompt >= max_ctx {
+                return Err(ChatError::PromptTooLong { prompt, max_ctx });
+            }
+            let others = self.others(kept, ask);
+            let (tokens, marks) = memory.encoding.expand(self.tokenizer.id(IMAGE_PAD), &pictures, &others)?;
+            return Ok(Plan { tokens, marks, dropped, gone: start.gone });
         }
     }
 
-    fn render(
-        &self,
-        mut messages: Vec<Message>,
-        pictures: &[Shown],
-        ask: &Ask<'_>,
-        encoding: &mut Encoding,
-    ) -> Result<(Tokens, Vec<usize>), ChatError> {
-        let text = self.text(&messages, ask, true)?;
-        encoding.update(text, self.tokenizer)?;
-        // Where this prompt will part from the next one: found by rendering what might come next. A template that refuses
-        // these has no such places, and reading again from an older one is slower, no more.
+    /// Prompts that may come after that of `messages`: where it parts from them, it is likely to be gone back to. A
+    /// template that refuses these has no such places, and reading again from an older one is slower, no more.
+    fn others(&self, mut messages: Vec<Message>, ask: &Ask<'_>) -> Vec<Rendered> {
         let mut others = Vec::new();
         if let Some(last) = messages.last_mut().filter(|last| last.role == Role::User) {
             let other = if last.all_text().starts_with('1') { "2" } else { "1" };
@@ -90,7 +107,7 @@ impl Planner<'_> {
         messages.push(Message::assistant(None, "1"));
         messages.push(Message::user("1"));
         others.extend(self.text(&messages, ask, false));
-        Ok(encoding.expand(self.tokenizer.id(IMAGE_PAD), pictures, &others)?)
+        others
     }
 
     fn text(&self, messages: &[Message], ask: &Ask<'_>, prompt: bool) -> Result<Rendered, TemplateError> {
@@ -107,10 +124,4 @@ impl Planner<'_> {
             self.template.render(&request, self.tokenizer.control_tokens())
         }
     }
-}
-
-/// The first question behind the one at `from`, if there is one: what lies between is an exchange.
-fn next_question(messages: &[Message], from: usize) -> Option<usize> {
-    let behind = messages.get(from + 1..)?;
-    behind.iter().position(|message| message.role == Role::User).map(|at| from + 1 + at)
 }

@@ -8,6 +8,7 @@ use super::encoding::Encoding;
 use super::marks::MarkLimits;
 use super::message::{Message, Role};
 use super::picture::Picture;
+use super::room::Sizes;
 use super::state::State;
 use crate::model::{Model, Sequence};
 
@@ -55,6 +56,9 @@ pub struct Session {
     pub(super) looks: Looks,
     pub(super) state: State<Model>,
     pub(super) encoding: Encoding,
+    pub(super) sizes: Sizes,
+    /// Tokens of messages that were left out since the context was full. Where the rest begins depends on them.
+    pub(super) gone: usize,
     /// The model that answered in it.
     pub(super) model: Option<u64>,
 }
@@ -97,7 +101,7 @@ impl Session {
 
     /// Puts another conversation in place of this one. What both have in common is not read again.
     pub fn set(&mut self, said: Vec<Said>) {
-        self.said = said;
+        (self.said, self.gone) = (said, 0);
     }
 
     /// Sets, changes or removes the instructions at the beginning.
@@ -110,7 +114,11 @@ impl Session {
 
     /// Forgets all but the first so many messages, and gives the others.
     pub fn truncate(&mut self, messages: usize) -> Vec<Said> {
-        self.said.split_off(messages.min(self.said.len()))
+        let rest = self.said.split_off(messages.min(self.said.len()));
+        if self.said.len() <= self.first() {
+            self.gone = 0;
+        }
+        rest
     }
 
     /// Takes the last question back, and all that followed it.
@@ -139,9 +147,9 @@ impl Session {
     /// goes on, but for what DeltaNet layers remember: 19 MB at 2B.
     #[must_use]
     pub fn branch(&self) -> Session {
-        let Session { said, looks, state, encoding, model } = self;
-        let (said, looks, encoding) = (said.clone(), looks.clone(), encoding.clone());
-        Session { said, looks, state: state.fork(), encoding, model: *model }
+        let Session { said, looks, state, encoding, sizes, gone, model } = self;
+        let (said, looks, encoding, sizes) = (said.clone(), looks.clone(), encoding.clone(), sizes.clone());
+        Session { said, looks, state: state.fork(), encoding, sizes, gone: *gone, model: *model }
     }
 
     /// Forgets everything but the instructions at the beginning.
@@ -156,6 +164,7 @@ impl Session {
             self.state.forget();
             self.looks.clear();
             self.encoding = Encoding::default();
+            self.sizes = Sizes::default();
         }
     }
 

@@ -5,8 +5,8 @@
 //!            | pictures as PNG, one behind the other | what the model had of it, as `model::state` writes it
 //! ```
 //!
-//! Numbers are little-endian. The head has the messages, how long each picture is and which message it belongs to, and
-//! the tokens that the model had read. What the model had is of use to the same model only; the rest is to any.
+//! Numbers are little-endian. The head has the messages, how many tokens were left out before them, how long each picture is
+//! and which message it belongs to, and the tokens that the model had read. What the model had is of use to the same model only; the rest is to any.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
@@ -116,7 +116,9 @@ fn write(model: &Model, session: &Session, path: &Path) -> Result<(), Bad> {
         }
     }
     let messages: Vec<Value> = session.messages().map(Message::to_json).collect();
-    let head = json!({"messages": messages, "pictures": listed, "tokens": tokens.ids, "spans": spans}).to_string();
+    let head =
+        json!({"messages": messages, "gone": session.gone, "pictures": listed, "tokens": tokens.ids, "spans": spans});
+    let head = head.to_string();
     let mut out = Vec::with_capacity(head.len() + 64);
     out.extend(MAGIC);
     out.extend(VERSION.to_le_bytes());
@@ -173,7 +175,9 @@ fn read(model: &Model, path: &Path) -> Result<Restored, Bad> {
         of.pictures.push(Picture::new(picture_of(&mut file, bytes)?));
     }
     let tokens = tokens(&head)?;
-    let mut session = Session { said, ..Session::default() };
+    // Files of before have none.
+    let gone = if head["gone"].is_null() { 0 } else { number(&head, "gone")? };
+    let mut session = Session { said, gone, ..Session::default() };
     let unread = if tokens.ids.is_empty() {
         None
     } else {
