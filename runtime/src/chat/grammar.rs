@@ -10,12 +10,16 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use self::watch::{Parameters, Watch};
 use super::sampler::TokenSet;
 use super::schema;
 use super::tokenizer::Tokenizer;
 use super::tools::{Tool, Tools};
+
+mod call;
+mod watch;
 
 /// Why an answer cannot be constrained, or no longer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +74,7 @@ pub enum ToolChoice {
 /// Grammars over a vocabulary. Making one walks through all tokens once; constraints come cheap from it.
 pub struct Grammars {
     factory: ParserFactory,
+    words: TokEnv,
     open: Option<u32>,
     close: Option<u32>,
 }
@@ -102,16 +107,17 @@ impl Grammars {
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| refused(e.to_string()))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Grammars { factory, open: tokenizer.id("<tool_call>"), close: tokenizer.id("</tool_call>") })
+        Ok(Grammars { factory, words: env, open: tokenizer.id("<tool_call>"), close: tokenizer.id("</tool_call>") })
     }
 
-    /// JSON that fits a schema. Line ends may stand before it, as behind reasoning.
+    /// JSON that fits a schema. Line ends may stand before it, as behind reasoning. Numbers have 40 characters at most and
+    /// two digits of an exponent, integers are ones that every reader takes for what they are.
     ///
     /// # Errors
     /// A schema that is none, or uses what cannot be kept to (`not`, `if`, remote references and the like).
     pub fn json_schema(&self, schema: &Value) -> Result<Constraint, GrammarError> {
         let grammar = format!("start: /\\n{{0,2}}/ json\njson: %json {}\n", spaced(schema));
-        Ok(Constraint::new(self.matcher(grammar)?, None))
+        Ok(self.constraint(self.matcher(grammar)?, Parameters::new(), false))
     }
 
     /// Any JSON object.
@@ -128,27 +134,68 @@ impl Grammars {
     /// # Errors
     /// No functions, or not the one that is wanted; schemas that cannot be kept to; a tokenizer without the tags.
     pub fn tool_calls(&self, tools: &Tools, choice: &ToolChoice) -> Result<Constraint, GrammarError> {
+        let (open, _) = self.tags()?;
+        let start = match choice {
+            ToolChoice::Auto => "start: rest\n".to_owned(),
+            ToolChoice::Required => format!("start: /\\n{{0,2}}/ <[{open}]> rest (\"\\n\" <[{open}]> rest)*\n"),
+            ToolChoice::Function(_) => format!("start: /\\n{{0,2}}/ <[{open}]> rest\n"),
+        };
+        let (calls, parameters) = self.calls(tools, choice)?;
+        let matcher = self.matcher(start + &calls)?;
+        Ok(self.constraint(matcher, parameters, *choice == ToolChoice::Auto))
+    }
+
+    /// Tool calls, or else JSON that fits a schema.
+    ///
+    /// # Errors
+    /// As [`Grammars::tool_calls`] and [`Grammars::json_schema`].
+    pub fn calls_or_schema(&self, tools: &Tools, schema: &Value) -> Result<Constraint, GrammarError> {
+        let (open, _) = self.tags()?;
+        let start = format!(
+            "start: /\\n{{0,2}}/ (json | <[{open}]> rest (\"\\n\" <[{open}]> rest)*)\njson: %json {}\n",
+            spaced(schema)
+        );
+        let (calls, parameters) = self.calls(tools, &ToolChoice::Auto)?;
+        Ok(self.constraint(self.matcher(start + &calls)?, parameters, false))
+    }
+
+    fn tags(&self) -> Result<(u32, u32), GrammarError> {
         let missing = || GrammarError::Vocabulary { what: "it has no <tool_call> and </tool_call>".into() };
-        let (open, close) = (self.open.ok_or_else(missing)?, self.close.ok_or_else(missing)?);
+        Ok((self.open.ok_or_else(missing)?, self.close.ok_or_else(missing)?))
+    }
+
+    /// The rule `rest`, of a call behind its opening tag, and which parameters may be JSON.
+    fn calls(&self, tools: &Tools, choice: &ToolChoice) -> Result<(String, Parameters), GrammarError> {
+        let (_, close) = self.tags()?;
         let wanted = |tool: &&Tool| !matches!(choice, ToolChoice::Function(name) if *name != tool.name);
         let functions: Vec<&Tool> = tools.tools().iter().filter(wanted).collect();
         if functions.is_empty() {
             let name = if let ToolChoice::Function(name) = choice { name.clone() } else { String::new() };
             return Err(GrammarError::Function { name });
         }
-        let mut grammar = match choice {
-            ToolChoice::Auto => "start: rest\n".to_owned(),
-            ToolChoice::Required => format!("start: /\\n{{0,2}}/ <[{open}]> rest (\"\\n\" <[{open}]> rest)*\n"),
-            ToolChoice::Function(_) => format!("start: /\\n{{0,2}}/ <[{open}]> rest\n"),
-        };
+        let (mut grammar, mut parameters) = (call::RULES.to_owned(), Parameters::new());
         let names: Vec<String> = (0..functions.len()).map(|i| format!("f{i}")).collect();
         let _ = writeln!(grammar, "rest: \"\\n\" function \"</function>\\n\" <[{close}]>");
         let _ = writeln!(grammar, "function: {}", names.join(" | "));
         for (i, tool) in functions.iter().enumerate() {
-            function(&mut grammar, i, tool);
+            let json = call::function(&mut grammar, i, tool)?;
+            parameters.extend(json.into_iter().map(|parameter| (tool.name.clone(), parameter)));
         }
-        let matcher = self.matcher(grammar)?;
-        Ok(Constraint::new(matcher, matches!(choice, ToolChoice::Auto).then_some(open)))
+        Ok((grammar, parameters))
+    }
+
+    fn constraint(&self, fresh: Matcher, parameters: Parameters, waits: bool) -> Constraint {
+        let watch = Watch::new(parameters);
+        Constraint {
+            matcher: fresh.deep_clone(),
+            fresh,
+            open: self.open,
+            waits,
+            awake: !waits,
+            words: self.words.clone(),
+            begin: watch.clone(),
+            watch,
+        }
     }
 
     fn matcher(&self, grammar: String) -> Result<Matcher, GrammarError> {
@@ -169,7 +216,7 @@ const SPACE: &str = r"[\x20\x0A]|\x0A\x20{1,24}";
 const SAFE: i64 = (1 << 53) - 1;
 
 /// A schema for the crate, which looks for its own settings in it. Integers without bounds get those that readers have:
-/// a model may write digits for ever, too. Digits of a fraction or an exponent have no end.
+/// a model may write digits for ever, too. Those of a fraction or an exponent are watched.
 fn spaced(schema: &Value) -> Value {
     // `true` allows what `{}` does, which has room for a setting.
     let mut schema = if *schema == Value::Bool(true) { json!({}) } else { schema.clone() };
@@ -185,7 +232,7 @@ fn bound(schema: &mut Value) {
         Value::Object(object) => {
             let kinds = schema::kinds(object);
             let whole = kinds.contains(&"integer") && !kinds.contains(&"number");
-            if whole && !["multipleOf", "enum", "const"].iter().any(|name| object.contains_key(*name)) {
+            if whole && !["enum", "const"].iter().any(|name| object.contains_key(*name)) {
                 let given = |names: [&str; 2]| names.iter().find_map(|name| object.get(*name)).map(Value::as_f64);
                 let least = given(["minimum", "exclusiveMinimum"]);
                 let most = given(["maximum", "exclusiveMaximum"]);
@@ -206,62 +253,6 @@ fn bound(schema: &mut Value) {
     }
 }
 
-/// The rules of a function and of its parameters.
-fn function(grammar: &mut String, i: usize, tool: &Tool) {
-    let _ = write!(grammar, "f{i}: {}", quoted(&format!("<function={}>\n", tool.name)));
-    let required: Vec<&str> = schema::required(&tool.parameters).collect();
-    for (j, (name, _)) in tool.properties().enumerate() {
-        let optional = if required.contains(&name.as_str()) { "" } else { "?" };
-        let _ = write!(grammar, " p{i}_{j}{optional}");
-    }
-    grammar.push('\n');
-    for (j, (name, schema)) in tool.properties().enumerate() {
-        let head = quoted(&format!("<parameter={name}>\n"));
-        match value(schema) {
-            Form::Text { least, most } => {
-                let _ = writeln!(grammar, "p{i}_{j}: {head} v{i}_{j} \"\\n\"");
-                let most = most.map_or_else(String::new, |most| most.to_string());
-                let _ = writeln!(grammar, "v{i}_{j}[suffix=\"</parameter>\"]: /(?s:.{{{least},{most}}})\\n/");
-            }
-            Form::Words(words) => {
-                let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-                let _ = writeln!(grammar, "p{i}_{j}: {head} ({}) \"\\n</parameter>\\n\"", words.join(" | "));
-            }
-            Form::Json => {
-                let _ = writeln!(grammar, "p{i}_{j}: {head} v{i}_{j} \"\\n</parameter>\\n\"");
-                let _ = writeln!(grammar, "v{i}_{j}: %json {}", spaced(schema));
-            }
-        }
-    }
-}
-
-/// How a parameter's value is written.
-enum Form {
-    Text { least: u64, most: Option<u64> },
-    Words(Vec<String>),
-    Json,
-}
-
-fn value(schema: &Value) -> Form {
-    let any = Map::new();
-    let object = schema.as_object().unwrap_or(&any);
-    let kinds = schema::kinds(object);
-    let listed = object.get("enum").and_then(Value::as_array).cloned();
-    let listed = listed.or_else(|| object.get("const").map(|value| vec![value.clone()]));
-    if let Some(listed) = listed {
-        let texts = |value: &Value| value.as_str().map(str::to_owned);
-        return match listed.iter().map(texts).collect::<Option<Vec<_>>>() {
-            Some(words) if !words.is_empty() => Form::Words(words),
-            _ => Form::Json,
-        };
-    }
-    if schema::allows_text(schema) {
-        let bound = |name: &str| object.get(name).and_then(Value::as_u64).filter(|_| kinds == ["string"]);
-        return Form::Text { least: bound("minLength").unwrap_or(0), most: bound("maxLength") };
-    }
-    Form::Json
-}
-
 /// A literal of the grammar's language, which quotes as JSON does.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
@@ -271,9 +262,14 @@ fn quoted(text: &str) -> String {
 pub struct Constraint {
     fresh: Matcher,
     matcher: Matcher,
-    /// The token that wakes it up; `None`: it is always awake.
-    trigger: Option<u32>,
+    /// The token that begins a call.
+    open: Option<u32>,
+    /// Whether it sleeps until a call begins.
+    waits: bool,
     awake: bool,
+    words: TokEnv,
+    begin: Watch,
+    watch: Watch,
 }
 
 impl std::fmt::Debug for Constraint {
@@ -283,14 +279,11 @@ impl std::fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    fn new(fresh: Matcher, trigger: Option<u32>) -> Constraint {
-        Constraint { matcher: fresh.deep_clone(), fresh, trigger, awake: trigger.is_none() }
-    }
-
     /// From the beginning, for another answer.
     pub fn reset(&mut self) {
         self.matcher = self.fresh.deep_clone();
-        self.awake = self.trigger.is_none();
+        self.watch = self.begin.clone();
+        self.awake = !self.waits;
     }
 
     /// Which tokens may come next, the stop token among them where the answer may end. False if any may, in which case
@@ -304,6 +297,20 @@ impl Constraint {
         }
         let mask = self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Parser { what: e.to_string() })?;
         allowed.fill_from(mask.as_slice());
+        if self.watch.is_wary() {
+            let trie = self.words.tok_trie();
+            let bad: Vec<u32> = allowed.iter().filter(|&token| self.watch.forbids(trie.token(token))).collect();
+            if bad.len() < allowed.count() {
+                bad.into_iter().for_each(|token| allowed.remove(token));
+            } else {
+                // What the grammar insists on it knows the end of; but zeros in front of what has to come have none.
+                let zeros = |token: &u32| trie.token(*token).iter().all(|&byte| byte == b'0');
+                let others: Vec<u32> = bad.iter().copied().filter(|token| !zeros(token)).collect();
+                if !others.is_empty() {
+                    bad.iter().filter(|token| zeros(token)).for_each(|&token| allowed.remove(token));
+                }
+            }
+        }
         Ok(true)
     }
 
@@ -312,15 +319,22 @@ impl Constraint {
     /// # Errors
     /// A token that [`Constraint::mask`] did not allow.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
+        let opens = self.open == Some(token);
         if !self.awake {
-            if self.trigger == Some(token) {
+            if opens {
                 self.matcher = self.fresh.deep_clone();
+                self.watch.call();
                 self.awake = true;
             }
             return Ok(());
         }
         self.matcher.consume_token(token).map_err(|e| GrammarError::Token { token, what: e.to_string() })?;
-        if self.trigger.is_some() && self.may_end() {
+        if opens {
+            self.watch.call();
+        } else {
+            self.watch.push(self.words.tok_trie().token(token));
+        }
+        if self.waits && self.may_end() {
             self.awake = false;
         }
         Ok(())
@@ -338,5 +352,7 @@ impl Constraint {
     }
 }
 
+#[cfg(test)]
+mod adversary;
 #[cfg(test)]
 mod tests;

@@ -43,6 +43,25 @@ impl TokenSet {
         }
     }
 
+    /// Takes a token out.
+    pub fn remove(&mut self, token: u32) {
+        if let Some(word) = self.words.get_mut(token as usize / 64) {
+            *word &= !(1 << (token % 64));
+        }
+    }
+
+    /// The tokens in it, in order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        self.words.iter().zip(0u32..).flat_map(|(&word, at)| {
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+                rest &= rest - 1;
+                Some(at * 64 + bit)
+            })
+        })
+    }
+
     /// Whether a token is in.
     #[must_use]
     pub fn contains(&self, token: u32) -> bool {

@@ -67,7 +67,9 @@ pub(super) fn read(text: &str, schema: &Value) -> Result<Value, Mismatch> {
             let all: Vec<&Value> = either.collect();
             // Strings take everything, so they come last.
             let (strings, others): (Vec<&Value>, Vec<&Value>) = all.iter().partition(|schema| allows_string(schema));
-            let found = others.iter().chain(&strings).find_map(|schema| read(text, schema).ok());
+            let fits = |value: &Value| validate(value, schema).is_ok();
+            let mut found = others.iter().chain(&strings).filter_map(|either| read(text, either).ok());
+            let found = found.find(fits);
             return found.ok_or_else(|| mismatch(schema, text));
         }
     }
@@ -135,7 +137,11 @@ pub(super) fn validate(value: &Value, schema: &Value) -> Result<(), Mismatch> {
     let outside = |(size, least, most): (f64, &str, &str)| {
         bound(least).is_some_and(|least| size < least) || bound(most).is_some_and(|most| size > most)
     };
-    if size.is_some_and(outside) {
+    let beyond = |x: f64| {
+        bound("exclusiveMinimum").is_some_and(|least| x <= least)
+            || bound("exclusiveMaximum").is_some_and(|most| x >= most)
+    };
+    if size.is_some_and(outside) || value.as_f64().is_some_and(beyond) {
         return Err(mismatch_value(schema, value));
     }
     match value {
@@ -183,21 +189,82 @@ pub(super) fn kinds(schema: &Map<String, Value>) -> Vec<&str> {
     }
 }
 
+/// Remarks: what says nothing about values.
+const REMARKS: [&str; 13] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "$comment",
+    "$schema",
+    "$id",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$defs",
+    "definitions",
+];
+
+/// Whether a word of a schema may say something about values.
+pub(super) fn asserts(name: &str) -> bool {
+    !REMARKS.contains(&name) && !name.starts_with("x-")
+}
+
+/// Whether [`validate`] looks at everything that a schema says.
+pub(super) fn is_checked(schema: &Value) -> bool {
+    const CHECKED: [&str; 12] = [
+        "type",
+        "enum",
+        "const",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "required",
+    ];
+    let Value::Object(object) = schema else { return true };
+    object.iter().all(|(name, inner)| match name.as_str() {
+        "properties" => inner.as_object().is_some_and(|all| all.values().all(is_checked)),
+        "items" | "additionalProperties" => !inner.is_array() && is_checked(inner),
+        "anyOf" => inner.as_array().is_some_and(|all| all.iter().all(is_checked)),
+        other => CHECKED.contains(&other) || !asserts(other),
+    })
+}
+
+/// The schema with what it refers to in its place, here and in its alternatives, as far as `root` has it and `left` places
+/// suffice: a schema may lead to itself.
+pub(super) fn inline(schema: &Value, root: &Value, left: &mut usize) -> Value {
+    let Value::Object(object) = schema else { return schema.clone() };
+    let Some(rest) = left.checked_sub(1) else { return schema.clone() };
+    *left = rest;
+    let alone = |name: &str| object.keys().all(|other| other == name || !asserts(other));
+    if let Some(place) = object.get("$ref").and_then(Value::as_str).filter(|_| alone("$ref"))
+        && let Some(found) = place.strip_prefix('#').and_then(|place| root.pointer(place))
+    {
+        return inline(found, root, left);
+    }
+    if let Some([one]) = object.get("allOf").and_then(Value::as_array).map(Vec::as_slice).filter(|_| alone("allOf")) {
+        return inline(one, root, left);
+    }
+    let mut object = object.clone();
+    for name in ["anyOf", "oneOf"] {
+        if let Some(Value::Array(all)) = object.get_mut(name) {
+            all.iter_mut().for_each(|either| *either = inline(either, root, left));
+        }
+    }
+    object.into()
+}
+
 fn allows_string(schema: &Value) -> bool {
     schema.as_object().is_none_or(|object| {
         let kinds = kinds(object);
         kinds.is_empty() || kinds.contains(&"string")
     })
-}
-
-/// Whether a text of any sort can be the value: a string is allowed, by itself or as an alternative.
-pub(super) fn allows_text(schema: &Value) -> bool {
-    let either = schema
-        .as_object()
-        .into_iter()
-        .flat_map(|object| ["anyOf", "oneOf"].into_iter().flat_map(|name| alternatives(object, name)));
-    let mut either = either.peekable();
-    if either.peek().is_some() { either.any(allows_text) } else { allows_string(schema) }
 }
 
 fn alternatives<'a>(schema: &'a Map<String, Value>, name: &str) -> impl Iterator<Item = &'a Value> {
@@ -247,78 +314,4 @@ fn wanted(schema: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn text_is_read_as_what_the_schema_wants() {
-        for (schema, text, wanted) in [
-            (json!({"type": "string"}), "42", json!("42")),
-            (json!({"type": "string"}), " a\nb ", json!(" a\nb ")),
-            (json!({"type": "integer"}), " 42\n", json!(42)),
-            (json!({"type": "integer"}), "42.0", json!(42.0)),
-            (json!({"type": "number"}), "-1.5e3", json!(-1500.0)),
-            (json!({"type": "boolean"}), "True", json!(true)),
-            (json!({"type": "boolean"}), "false", json!(false)),
-            (json!({"type": "null"}), "None", json!(null)),
-            (json!({"type": ["string", "null"]}), "null", json!(null)),
-            (json!({"type": ["string", "integer"]}), "7", json!(7)),
-            (json!({"type": ["integer", "string"]}), "seven", json!("seven")),
-            (json!({"type": "array", "items": {"type": "integer"}}), "[1, 2]", json!([1, 2])),
-            (json!({"type": "object"}), r#"{"a": {"b": 1}}"#, json!({"a": {"b": 1}})),
-            (json!({"enum": ["a", 1]}), "a", json!("a")),
-            (json!({"enum": ["a", 1]}), "1", json!(1)),
-            (json!({"type": "string", "enum": ["1"]}), "1", json!("1")),
-            (json!({"anyOf": [{"type": "string"}, {"type": "array"}]}), "[1]", json!([1])),
-            (json!({"anyOf": [{"type": "integer"}, {"type": "string"}]}), "x", json!("x")),
-            (json!({}), "[1]", json!([1])),
-            (json!({}), "[1", json!("[1")),
-            (json!(true), "x", json!("x")),
-        ] {
-            assert_eq!(read(text, &schema), Ok(wanted), "{schema} {text}");
-        }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_named_with_its_place() {
-        let nested = json!({"type": "object", "required": ["a"], "additionalProperties": false,
-            "properties": {"a": {"type": "array", "maxItems": 2, "items": {"type": "integer", "minimum": 0}}}});
-        for (schema, text, path, words) in [
-            (json!({"type": "integer"}), "1.5", "", "wanted integer, found `1.5`"),
-            (json!({"type": "integer"}), "one", "", "wanted integer, found `one`"),
-            (json!({"type": "boolean"}), "yes", "", "wanted boolean"),
-            (json!({"type": "string", "enum": ["a", "b"]}), "c", "", r#"wanted one of ["a","b"], found `"c"`"#),
-            (json!({"const": 3}), "4", "", "wanted 3"),
-            (json!({"type": "string", "maxLength": 2}), "äöü", "", "wanted string, maxLength 2"),
-            (json!({"type": "number", "maximum": 2}), "3", "", "maximum 2"),
-            (json!({"anyOf": [{"type": "integer"}, {"type": "null"}]}), "x", "", "another value"),
-            (nested.clone(), r#"{"a": [1, -1]}"#, ".a[1]", "minimum 0"),
-            (nested.clone(), r#"{"a": [1, 2, 3]}"#, ".a", "maxItems 2"),
-            (nested.clone(), "{}", ".a", "found missing"),
-            (nested.clone(), r#"{"a": [], "b": 1}"#, ".b", "wanted nothing"),
-            (nested, "[]", "", "wanted object"),
-        ] {
-            let what = read(text, &schema).unwrap_err();
-            assert_eq!(what.path, path, "{schema} {text}");
-            let said = format!("wanted {}, found {}", what.wanted, what.found);
-            assert!(said.contains(words), "{said}");
-        }
-    }
-
-    #[test]
-    fn schemas_that_are_none_are_refused() {
-        for (schema, said) in [
-            (json!(3), "a schema is a number"),
-            (json!({"type": "text"}), "`type` is `text`, wanted one of string, number"),
-            (json!({"type": 1}), "`type` is a number"),
-            (json!({"properties": []}), "`properties` is an array"),
-            (json!({"properties": {"a": {"items": {"type": "int"}}}}), "property `a`: `items`: `type` is `int`"),
-            (json!({"enum": "a"}), "`enum` is a string"),
-        ] {
-            let error = check(&schema).unwrap_err();
-            assert!(error.starts_with(said), "{error}");
-        }
-        assert_eq!(check(&json!({"type": ["string", "null"], "description": "d", "format": "date"})), Ok(()));
-    }
-}
+mod tests;

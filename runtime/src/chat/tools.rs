@@ -14,6 +14,8 @@ use super::schema::{self, Mismatch};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
+/// Schemas in schemas that are looked up.
+const INLINED: usize = 200;
 
 /// Why a definition or a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -167,8 +169,8 @@ impl Tools {
                 ToolError::Parameter { function: function.clone(), parameter: parameter.clone(), known }
             })?;
             let value = match written {
-                Written::Text(text) => schema::read(text, schema),
-                Written::Json(value) => schema::validate(&value, schema).map(|()| value),
+                Written::Text(text) => schema::read(text, &schema),
+                Written::Json(value) => schema::validate(&value, &schema).map(|()| value),
             };
             let value = value.map_err(|Mismatch { path, wanted, found }| ToolError::Value {
                 function: function.clone(),
@@ -220,10 +222,28 @@ impl Tool {
         self.parameters.get("properties").and_then(Value::as_object).into_iter().flatten()
     }
 
-    fn parameter(&self, name: &str) -> Option<&Value> {
+    /// Those that are named as required and nowhere else, too. Schemas that they refer to are in place.
+    pub(super) fn all_parameters(&self) -> Vec<(String, Value)> {
+        let listed: Vec<&String> = self.properties().map(|(name, _)| name).collect();
+        let mut names: Vec<String> = listed.iter().map(|name| (*name).clone()).collect();
+        for name in schema::required(&self.parameters) {
+            if !names.iter().any(|other| other == name) {
+                names.push(name.to_owned());
+            }
+        }
+        let schema = |name: &str| self.parameter(name).unwrap_or(Value::Bool(false));
+        names.into_iter().map(|name| (name.clone(), schema(&name))).collect()
+    }
+
+    /// The schema of a parameter, if there may be one of this name.
+    fn parameter(&self, name: &str) -> Option<Value> {
         let found = self.properties().find(|(property, _)| *property == name).map(|(_, schema)| schema);
         let more = || self.parameters.get("additionalProperties").filter(|more| **more != Value::Bool(false));
-        found.or_else(more)
+        // What is required may be, whatever it is.
+        let required = || schema::required(&self.parameters).any(|required| required == name);
+        let open = !self.parameters.contains_key("additionalProperties");
+        let found = found.or_else(more).or_else(|| (open && required()).then_some(&Value::Bool(true)))?;
+        Some(schema::inline(found, &Value::Object(self.parameters.clone()), &mut { INLINED }))
     }
 }
 

@@ -1,15 +1,15 @@
 use super::*;
 use crate::chat::{ToolEvent, ToolParser};
 
-const STOP: u32 = 2002;
+pub(super) const STOP: u32 = 2002;
 /// Rows of the head that no token has.
-const VOCAB: usize = 2048;
+pub(super) const VOCAB: usize = 2048;
 
-fn tokenizer() -> Tokenizer {
+pub(super) fn tokenizer() -> Tokenizer {
     Tokenizer::from_json(include_bytes!("../../../tests/fixtures/tokenizer.json")).unwrap()
 }
 
-fn grammars(tokenizer: &Tokenizer) -> Grammars {
+pub(super) fn grammars(tokenizer: &Tokenizer) -> Grammars {
     Grammars::new(tokenizer, VOCAB, STOP).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn tools() -> Tools {
 }
 
 /// Feeds a text, each token of which has to be allowed. False where one is not.
-fn follows(constraint: &mut Constraint, tokenizer: &Tokenizer, text: &str) -> bool {
+pub(super) fn follows(constraint: &mut Constraint, tokenizer: &Tokenizer, text: &str) -> bool {
     let mut allowed = TokenSet::new(VOCAB);
     for token in tokenizer.encode(text).unwrap() {
         if constraint.mask(&mut allowed).unwrap() && !allowed.contains(token) {
@@ -38,10 +38,10 @@ fn follows(constraint: &mut Constraint, tokenizer: &Tokenizer, text: &str) -> bo
     true
 }
 
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -75,7 +75,7 @@ fn babble(constraint: &mut Constraint, tokenizer: &Tokenizer, close: &str, seed:
 }
 
 /// Control tokens written out too.
-fn tokenizer_text(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+pub(super) fn tokenizer_text(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.bytes(id)).copied().collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
