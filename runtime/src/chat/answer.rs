@@ -173,8 +173,7 @@ impl Chat {
         let stop = generate(&mut reply, first, &limits)?;
         let steps = reply.taken;
         seat.settle(speculator);
-        writer.finish();
-        outcome.stop = stop;
+        outcome.stop = writer.finish().unwrap_or(stop);
         outcome.timing = Timing {
             prefill,
             decode: started.elapsed(),

@@ -37,6 +37,9 @@ impl Rendered {
 
     /// Takes the marks out of a rendered text.
     pub(super) fn unmark(marked: &str, mark: char) -> Rendered {
+        // A template that asks for ASCII alone has it written as an escape.
+        let (escape, whole) = (escape(mark), String::from(mark));
+        let marked = if marked.contains(&escape) { Cow::Owned(marked.replace(&escape, &whole)) } else { marked.into() };
         let mut out = Rendered::raw(String::with_capacity(marked.len()));
         for (i, piece) in marked.split(mark).enumerate() {
             if i > 0 {
@@ -225,7 +228,12 @@ fn strings(value: &mut Value, each: &mut dyn FnMut(&mut String)) {
     }
 }
 
-/// A character that is nowhere in the conversation: a noncharacter of Unicode, which no text should have, or else one
+/// A character as JSON in ASCII has it.
+fn escape(c: char) -> String {
+    c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+}
+
+/// A character that is nowhere in the conversation, nor its escape: a noncharacter of Unicode, which no text should have, or else one
 /// for private use.
 fn unused(messages: &[Message], tools: &[Value]) -> char {
     let mut all = tools.iter().map(Value::to_string).collect::<String>();
@@ -234,7 +242,9 @@ fn unused(messages: &[Message], tools: &[Value]) -> char {
     used.sort_unstable();
     let mut candidates = ('\u{fdd0}'..='\u{fdef}').chain('\u{e000}'..='\u{f8ff}').chain('\u{f0000}'..='\u{10fffd}');
     // There are more candidates than texts of this size have characters; the last resort is never reached.
-    candidates.find(|c| used.binary_search(c).is_err()).unwrap_or('\u{10ffff}')
+    let escaped = all.contains("\\u");
+    let free = |c: &char| used.binary_search(c).is_err() && !(escaped && all.contains(&escape(*c)));
+    candidates.find(free).unwrap_or('\u{10ffff}')
 }
 
 #[cfg(test)]
@@ -281,6 +291,18 @@ mod tests {
         assert_eq!(pieces("<|im_start|><|im_start|>"), ["#1", "#1"]);
         // A mark right before or behind a control token does not touch it.
         assert_eq!(pieces("!<think>!"), ["#2"]);
+    }
+
+    /// A template's `tojson(ensure_ascii=true)` wrote the mark as an escape, which stayed in the prompt.
+    #[test]
+    fn a_mark_that_was_written_as_an_escape_is_one() {
+        let unmarked = Rendered::unmark("\"<\\ufdd0|im_end|>\" \\ufdd1", '\u{fdd0}');
+        assert_eq!((unmarked.text(), &unmarked.marks[..]), ("\"<|im_end|>\" \\ufdd1", &[2][..]));
+        let mut out = Vec::new();
+        unmarked.pieces(&tokens()).for_each(|piece| out.push(matches!(piece, Piece::Control(_))));
+        assert_eq!(out, [false]);
+        // Who writes the escape out gets another mark.
+        assert_eq!(unused(&[Message::user("\\ufdd0")], &[]), '\u{fdd1}');
     }
 
     /// Two texts that the template joins do not make a control token that neither has.

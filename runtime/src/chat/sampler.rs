@@ -28,6 +28,11 @@ impl TokenSet {
         self.words.fill(0);
     }
 
+    /// Puts every token in.
+    pub fn fill(&mut self) {
+        self.words.fill(u64::MAX);
+    }
+
     /// Becomes what these bits say, 32 tokens a word.
     pub(super) fn fill_from(&mut self, bits: &[u32]) {
         let pairs = bits.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32);
@@ -224,13 +229,15 @@ impl Sampler {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         for &(token, bias) in &sampling.logit_bias {
-            self.logits[token as usize] += bias;
+            // Several of one token may come to more than there is.
+            let logit = &mut self.logits[token as usize];
+            *logit = (*logit + bias).min(f32::MAX);
         }
         let repetition = sampling.repetition_penalty;
         if repetition != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
             for &token in &self.touched {
                 let logit = &mut self.logits[token as usize];
-                *logit = if *logit < 0.0 { *logit * repetition } else { *logit / repetition };
+                *logit = if *logit < 0.0 { *logit * repetition } else { (*logit / repetition).min(f32::MAX) };
                 let count = self.counts[token as usize];
                 if count > 0 {
                     *logit -= sampling.frequency_penalty * count as f32 + sampling.presence_penalty;

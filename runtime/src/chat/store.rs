@@ -27,8 +27,8 @@ use crate::model::{Model, StateError};
 /// First bytes of the file, and the version of what follows.
 const MAGIC: [u8; 8] = *b"qwen35-c";
 const VERSION: u32 = 1;
-/// More than any conversation has.
-const MAX_HEAD: u64 = 1 << 30;
+/// More than any conversation has: a context of text is a few MB.
+const MAX_HEAD: u64 = 64 << 20;
 
 /// Why a conversation could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +119,9 @@ fn write(model: &Model, session: &Session, path: &Path) -> Result<(), Bad> {
     let head =
         json!({"messages": messages, "gone": session.gone, "pictures": listed, "tokens": tokens.ids, "spans": spans});
     let head = head.to_string();
+    if head.len() as u64 > MAX_HEAD {
+        return Err(Bad(format!("its words take {} bytes, a file holds {MAX_HEAD}", head.len())));
+    }
     let mut out = Vec::with_capacity(head.len() + 64);
     out.extend(MAGIC);
     out.extend(VERSION.to_le_bytes());

@@ -53,6 +53,20 @@ impl ThinkingSplit {
         matches!(self.state, State::Reasoning | State::Start(Channel::Reasoning))
     }
 
+    /// What there is of a closing tag that is not whole yet.
+    #[must_use]
+    pub fn pending(&self) -> &str {
+        let tag = (1..CLOSE.len()).rev().find(|&n| self.is_open() && self.held.ends_with(&CLOSE[..n])).unwrap_or(0);
+        &self.held[self.held.len() - tag..]
+    }
+
+    /// Whether a token ends the block and has some of the answer in it.
+    pub(super) fn closes_early(&self, token: &[u8]) -> bool {
+        let pending = self.pending();
+        let rest = token.strip_prefix(&CLOSE.as_bytes()[pending.len()..]);
+        !pending.is_empty() && rest.is_some_and(|rest| rest.iter().any(|&byte| byte != b'\n'))
+    }
+
     /// Whether a block was closed. If the text is over and [`ThinkingSplit::is_open`], there is no answer.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -269,6 +283,23 @@ mod tests {
         assert_eq!(shown("Yes"), "Yes");
         assert_eq!(shown("\n\n"), "\n\n");
         assert!(split.is_closed() && !split.is_open());
+    }
+
+    #[test]
+    fn a_token_that_closes_and_says_something_is_seen() {
+        for (text, token, early) in [
+            ("so </think", ">{", true),
+            ("so </think", ">\n\n", false),
+            ("so </think", ">", false),
+            ("so </thin", ">{", false),
+            ("so", ">{", false),
+            ("</thi", "nk>\n1", true),
+            ("a</think>", ">{", false),
+        ] {
+            let mut split = ThinkingSplit::new(true);
+            split.push(text, &mut |_, _| {});
+            assert_eq!(split.closes_early(token.as_bytes()), early, "{text} {token}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::ask::{Ask, Thinking};
+use super::ask::{Ask, Hold, Thinking};
 use super::error::ChatError;
 use super::grammar::{Constraint, GrammarError};
 use super::options::{Event, Outcome, Stop, TokenLogprob};
@@ -149,7 +149,11 @@ impl<'a> Writer<'a> {
                 outcome,
                 event,
                 stops,
-                tools: ask.tools.filter(|tools| !tools.is_empty()).map(ToolParser::new),
+                // Where there can be no call, nothing is one.
+                tools: ask
+                    .tools
+                    .filter(|tools| !tools.is_empty() && !matches!(ask.hold, Hold::Schema(_) | Hold::Object))
+                    .map(ToolParser::new),
                 calls,
                 certain: String::new(),
                 end: None,
@@ -165,11 +169,22 @@ impl<'a> Writer<'a> {
             return Ok(forced);
         }
         let mut allowed = None;
-        if let Some(hold) = self.hold.as_mut().filter(|_| !self.split.is_open()) {
-            if let Some(error) = hold.failed.take() {
-                return Err(error.into());
+        if let Some(hold) = &mut self.hold {
+            if !self.split.is_open() {
+                if let Some(error) = hold.failed.take() {
+                    return Err(error.into());
+                }
+                allowed = hold.constraint.mask(&mut hold.allowed)?.then_some(&hold.allowed);
+            } else if !self.split.pending().is_empty() {
+                // A token that ends the reasoning and begins the answer would not be held to anything.
+                hold.allowed.fill();
+                for token in 0..self.tokenizer.vocab() as u32 {
+                    if self.split.closes_early(self.tokenizer.bytes(token)) {
+                        hold.allowed.remove(token);
+                    }
+                }
+                allowed = Some(&hold.allowed);
             }
-            allowed = hold.constraint.mask(&mut hold.allowed)?.then_some(&hold.allowed);
         }
         let chosen = self.sampler.choose(logits, allowed)?;
         self.logprob = chosen.logprob;
@@ -197,8 +212,8 @@ impl<'a> Writer<'a> {
         page.end.or(circle)
     }
 
-    /// What still waited for more.
-    pub(super) fn finish(self) {
+    /// What still waited for more. Gives the stop string that it made whole, if it did.
+    pub(super) fn finish(self) -> Option<Stop> {
         let Writer { mut stream, mut split, mut fresh, mut page, .. } = self;
         fresh.clear();
         stream.finish(&mut fresh);
@@ -210,5 +225,10 @@ impl<'a> Writer<'a> {
         if let Some(mut parser) = page.tools.take() {
             parser.finish(&mut |event| page.tool(event));
         }
+        page.end.filter(|end| matches!(end, Stop::String(_)))
     }
 }
+
+#[cfg(test)]
+#[path = "writer_tests.rs"]
+mod tests;

@@ -49,6 +49,12 @@ fn a_conversation_goes_on_from_a_file_as_if_it_had_never_ended() {
         let error = other.restore(&path).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");
     }
+    // A head is read into memory, so there is an end to it.
+    let mut large = whole[..20].to_vec();
+    large[12..20].copy_from_slice(&(128_u64 << 20).to_le_bytes());
+    std::fs::write(&path, &large).unwrap();
+    let error = other.restore(&path).unwrap_err().to_string();
+    assert!(error.contains("its head has 134217728 bytes"), "{error}");
     // What the model had is damaged: the conversation is there, and is read anew.
     let mut bad = whole.clone();
     let last = bad.len() - 40;

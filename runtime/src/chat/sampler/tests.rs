@@ -56,6 +56,26 @@ fn distributions_are_transformers_s() {
     }
 }
 
+/// Several entries of one token, or a small penalty, came to infinity, and no token could follow.
+#[test]
+fn biases_that_sum_up_beyond_all_numbers_are_the_largest_one() {
+    let bias = vec![(1, 3e38), (1, 3e38), (2, 3e38), (2, 3e38), (2, f32::NEG_INFINITY)];
+    for sampling in [
+        Sampling { logit_bias: bias.clone(), ..Sampling::default() },
+        Sampling {
+            logit_bias: bias.clone(),
+            temperature: 0.01,
+            repetition_penalty: 0.01,
+            top_p: 0.5,
+            ..Sampling::default()
+        },
+    ] {
+        let mut sampler = sampler(sampling, 4);
+        sampler.begin(&[1, 2]);
+        assert_eq!(sampler.choose(&[0.0; 4], None).unwrap().token, 1);
+    }
+}
+
 #[test]
 fn draws_follow_the_distribution() {
     let logits = logits(12);

@@ -10,9 +10,9 @@ use super::TemplateError;
 use super::python::{Layout, dumps, float, is_space};
 use crate::date;
 
-/// The steps and bytes that rendering may take: many times what a full context needs, and seconds in a template that
-/// would run for ever.
-const FUEL: u64 = 200_000_000;
+/// The steps that rendering may take, a string counting as one for each 64 bytes: many times what a full context needs, a
+/// second in a template that would run for ever, and half a GB in one that would fill the memory.
+const FUEL: u64 = 8_000_000;
 
 /// A compiled template.
 #[derive(Debug)]
@@ -188,6 +188,22 @@ mod tests {
         let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
         let said = Jinja::with_fuel(endless, 100_000).unwrap().render(&Json::Null).unwrap_err();
         assert!(said.to_string().contains("fuel"), "{said}");
+    }
+
+    /// Fuel for 12.8 GB of strings was there; now it is for less than a small machine has, and more than a long talk takes.
+    #[test]
+    fn strings_that_would_fill_the_memory_are_stopped_and_long_conversations_are_not() {
+        let doubling =
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+        let said = Jinja::new(doubling).unwrap().render(&Json::Null).unwrap_err();
+        assert!(said.to_string().contains("fuel"), "{said}");
+        let source = include_str!("../../../../cli/demo/bundle/chat_template.jinja");
+        let messages: Vec<Json> = (0..3000)
+            .map(|i| serde_json::json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(200)}))
+            .collect();
+        let talk = serde_json::json!({"messages": messages, "add_generation_prompt": true});
+        let text = Jinja::with_fuel(source, FUEL / 4).unwrap().render(&talk).unwrap();
+        assert!(text.len() > 2_990_000, "{}", text.len());
     }
 
     #[test]
