@@ -371,8 +371,19 @@ pub(crate) const FLAGS: &[FlagSpec] = &[
         "run this for each call: it reads {\"name\", \"arguments\"} as JSON from standard input, and what it writes is \
          the result",
     ),
-    valued(Flag::JsonSchema, "json-schema", "FILE", TALKS, "hold answers to this JSON schema, token by token"),
-    switch(Flag::JsonObject, "json-object", TALKS, "hold answers to being a JSON object"),
+    valued(
+        Flag::JsonSchema,
+        "json-schema",
+        "FILE",
+        TALKS,
+        "hold answers to this JSON schema, token by token; with --tools, those that call nothing",
+    ),
+    switch(
+        Flag::JsonObject,
+        "json-object",
+        TALKS,
+        "hold answers to being a JSON object; with --tools, those that call nothing",
+    ),
     valued(
         Flag::Session,
         "session",

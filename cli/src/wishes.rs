@@ -173,12 +173,6 @@ impl Given {
         if wishes.schema.is_some() && wishes.object {
             return Err(UsageError::Exclusive("json-schema", "json-object"));
         }
-        if wishes.tools.is_some() && wishes.schema.is_some() {
-            return Err(UsageError::Exclusive("tools", "json-schema"));
-        }
-        if wishes.tools.is_some() && wishes.object {
-            return Err(UsageError::Exclusive("tools", "json-object"));
-        }
         let alone = [("tool-choice", wishes.choice != Choice::Auto), ("tool-command", wishes.tool_command.is_some())];
         if let Some((flag, _)) = alone.into_iter().find(|(_, given)| *given && wishes.tools.is_none()) {
             return Err(UsageError::Needs(flag, "tools"));
@@ -256,7 +250,8 @@ impl Wishes {
             let text = read("json-schema", path)?;
             serde_json::from_str(&text).map_err(|error| bad("json-schema", path, &format_args!("not JSON: {error}")))
         });
-        Ok(Prepared { wishes: self.clone(), tools, choice, schema: schema.transpose()? })
+        let schema = schema.transpose()?.or_else(|| self.object.then(|| serde_json::json!({"type": "object"})));
+        Ok(Prepared { wishes: self.clone(), tools, choice, schema })
     }
 
     /// The template that takes the place of the bundle's.
@@ -271,12 +266,12 @@ impl Prepared {
     /// As the library takes it. Behind a function's result nothing has to be called again.
     pub(crate) fn ask(&self, answers_result: bool) -> Ask<'_> {
         let wishes = &self.wishes;
-        let hold = match (&self.tools, &self.schema) {
-            (Some(tools), _) if tools.is_empty() => Hold::Free,
-            (Some(_), _) if answers_result => Hold::Calls(ToolChoice::Auto),
-            (Some(_), _) => Hold::Calls(self.choice.clone()),
+        let tools = self.tools.as_ref().filter(|tools| !tools.is_empty());
+        let choice = if answers_result { ToolChoice::Auto } else { self.choice.clone() };
+        let hold = match (tools, &self.schema) {
+            (Some(_), Some(schema)) if choice == ToolChoice::Auto => Hold::CallsOr(schema),
+            (Some(_), _) => Hold::Calls(choice),
             (None, Some(schema)) => Hold::Schema(schema),
-            (None, None) if wishes.object => Hold::Object,
             (None, None) => Hold::Free,
         };
         Ask {
@@ -360,7 +355,6 @@ mod tests {
         for (flags, said) in [
             (vec![("thinking", ""), ("think", "on")], "--thinking and --think exclude each other"),
             (vec![("json-schema", "a"), ("json-object", "")], "--json-schema and --json-object exclude each other"),
-            (vec![("tools", "a"), ("json-schema", "b")], "--tools and --json-schema exclude each other"),
             (vec![("tool-choice", "required")], "--tool-choice needs --tools"),
             (vec![("tool-command", "x")], "--tool-command needs --tools"),
         ] {

@@ -257,6 +257,11 @@ fn functions_are_called_and_their_results_go_back() {
     assert_eq!(failed.code, Some(0), "{failed:?}");
     assert!(failed.stderr.contains("--tool-command false: it ended with"), "{failed:?}");
     assert!(failed.stdout.contains("-> add {") && failed.stdout.contains("<- add Error:"), "{failed:?}");
+    // What is no call is held to a schema.
+    let both = json(&["--prompt", "What is 3 + 4?", "--tools", &tools, "--json-object", "--max-new", "40"]);
+    let last = answer(&both);
+    let object = last["text"].as_str().unwrap();
+    assert!(!last["calls"].as_array().unwrap().is_empty() || object.trim_start().starts_with('{'), "{both}");
     // In a script the result is a line; without a call it is none.
     let more = ["--tools", tools.as_str(), "--tool-choice", "add"];
     let lines = script("/result 9\nWhat is 3 + 4?\n/result 7\n", &more);

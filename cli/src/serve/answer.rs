@@ -93,6 +93,7 @@ impl Answers {
                 Held::Calls(choice) => Hold::Calls(choice.clone()),
                 Held::Schema(schema) => Hold::Schema(schema),
                 Held::Object => Hold::Object,
+                Held::CallsOr(schema) => Hold::CallsOr(schema),
             },
             overflow: if options.wishes.drop_oldest { Overflow::DropOldest } else { Overflow::Refuse },
             raw,
@@ -288,7 +289,8 @@ impl Teller<'_> {
         {
             let (mut fresh, mut certain) = (String::new(), String::new());
             stream.finish(&mut fresh);
-            let _ = stops.push(&fresh, &mut certain);
+            // What was held back may make one whole.
+            self.end = stops.push(&fresh, &mut certain).map(|_| End::Stop).or(self.end);
             stops.finish(&mut certain);
             if !certain.is_empty() {
                 self.say(Piece::Text(certain));
@@ -296,7 +298,7 @@ impl Teller<'_> {
         }
         let reason = match (outcome.stop, self.end) {
             (Stop::Cancelled, Some(End::OneCall)) => "tool_calls",
-            (Stop::Cancelled, Some(End::Stop)) => "stop",
+            (_, Some(End::Stop)) => "stop",
             (Stop::Cancelled, Some(End::Deadline)) if outcome.answered => "length",
             (Stop::Cancelled, Some(End::Deadline)) => {
                 return Err(ApiError::Deadline((self.deadline - self.since).as_secs()));

@@ -108,11 +108,14 @@ fn held(fields: &Fields<'_>) -> Result<(Option<Tools>, Held), ApiError> {
     }
     Ok(match (choice, format) {
         (Some(choice), None) if !tools.is_empty() => (Some(tools), Held::Calls(choice)),
-        (Some(_), Some(_)) if !tools.is_empty() => {
-            let what = "an answer is held to a format or may call functions, not both: leave one away, or set \
-                        `tool_choice` to \"none\"";
-            return Err(fields.wrong("response_format", what));
+        (Some(ToolChoice::Auto), Some(Held::Schema(schema))) if !tools.is_empty() => {
+            (Some(tools), Held::CallsOr(schema))
         }
+        (Some(ToolChoice::Auto), Some(_)) if !tools.is_empty() => {
+            (Some(tools), Held::CallsOr(json!({"type": "object"})))
+        }
+        // Where a call has to come, there is nothing else that could have a format.
+        (Some(choice), Some(_)) if !tools.is_empty() => (Some(tools), Held::Calls(choice)),
         (_, format) => (None, format.unwrap_or(Held::Free)),
     })
 }
@@ -195,8 +198,10 @@ mod tests {
         assert!(matches!(hold(json!({"tools": []})), Ok((false, Held::Free))));
         let object = json!({"type": "json_object"});
         assert!(matches!(hold(json!({"response_format": object})), Ok((false, Held::Object))));
-        let both = hold(json!({"tools": tools, "response_format": object})).unwrap_err();
-        assert!(both.contains("not both"), "{both}");
+        let both = hold(json!({"tools": tools, "response_format": object}));
+        assert!(matches!(both, Ok((true, Held::CallsOr(schema))) if schema == json!({"type": "object"})));
+        let both = hold(json!({"tools": tools, "tool_choice": "required", "response_format": object}));
+        assert!(matches!(both, Ok((true, Held::Calls(ToolChoice::Required)))));
         let schema = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}});
         assert!(matches!(hold(json!({"response_format": schema})), Ok((false, Held::Schema(_)))));
         let none = hold(json!({"tools": tools, "tool_choice": "none", "response_format": schema}));

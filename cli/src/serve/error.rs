@@ -229,6 +229,7 @@ impl From<&ChatError> for ApiError {
             ChatError::Stops(_) => of("stop"),
             ChatError::Sampling(SamplingError::Setting { what: setting, .. }) => of(setting),
             ChatError::Grammar(GrammarError::Schema { .. }) => of("response_format"),
+            ChatError::Grammar(GrammarError::Definition { .. }) => of("tools"),
             ChatError::Grammar(GrammarError::Function { .. }) => of("tool_choice"),
             ChatError::Model(ModelError::TooManyPatches { .. } | ModelError::ImageTokens { .. }) => of("messages"),
             _ => ApiError::Internal(what),

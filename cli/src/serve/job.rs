@@ -36,6 +36,8 @@ pub(super) enum Held {
     Calls(ToolChoice),
     Schema(Value),
     Object,
+    /// Calls, or else what fits the schema.
+    CallsOr(Value),
 }
 
 /// An answer as it is wanted.

@@ -138,6 +138,48 @@ fn a_call_that_has_to_be_made_fits_its_definition() {
     }
 }
 
+/// With a format and functions the model calls, or its words are of the format; it was one or the other for all of them.
+#[test]
+fn an_answer_of_a_format_may_be_a_call_instead() {
+    let server = Server::start(&["--max-ctx", "2048"]);
+    let tools = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/samples/tools.json")).unwrap();
+    let tools: Value = serde_json::from_slice(&tools).unwrap();
+    let schema = json!({"type": "object", "required": ["sum"], "additionalProperties": false,
+        "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}});
+    let open = json!({"messages": [user(SUM)], "tools": tools, "response_format": format});
+    let mut seen = [false; 2];
+    // The token that begins a call is made likely, and impossible.
+    let call = token("<tool_call>").to_string();
+    for bias in [100, -100] {
+        let mut ask = open.clone();
+        ask["logit_bias"] = json!({call.clone(): bias});
+        ask["parallel_tool_calls"] = false.into();
+        let answer = server.chat(&ask);
+        let choice = &answer["choices"][0];
+        match choice["message"]["tool_calls"].as_array() {
+            Some(calls) => {
+                assert_eq!((calls.len(), &choice["finish_reason"]), (1, &json!("tool_calls")), "{answer}");
+                assert!(choice["message"]["content"].as_str().unwrap_or_default().is_empty(), "{answer}");
+                seen[0] = true;
+            }
+            None => {
+                let said: Value = serde_json::from_str(content(&answer)).unwrap();
+                assert!(said.as_object().unwrap().len() == 1 && (0..100).contains(&said["sum"].as_i64().unwrap()));
+                seen[1] = true;
+            }
+        }
+    }
+    assert_eq!(seen, [true; 2]);
+    let mut held = open.clone();
+    held["tool_choice"] = "required".into();
+    held["parallel_tool_calls"] = false.into();
+    assert_eq!(server.chat(&held)["choices"][0]["finish_reason"], "tool_calls");
+    let mut bad = open;
+    bad["response_format"]["json_schema"]["schema"] = json!({"not": {}});
+    assert_eq!(server.post("/v1/chat/completions", &bad).status, 400);
+}
+
 /// The demo model knows when to call this one, and is held to nothing but the form.
 #[test]
 fn a_call_is_made_where_the_model_likes() {

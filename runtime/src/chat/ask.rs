@@ -61,6 +61,8 @@ pub enum Hold<'a> {
     Schema(&'a Value),
     /// It is a JSON object.
     Object,
+    /// It is calls of the functions in [`Ask::tools`], which fit their definitions, or else JSON that fits this schema.
+    CallsOr(&'a Value),
 }
 
 /// Ends an answer from elsewhere: another thread, a signal handler. A copy is the same handle.
@@ -155,6 +157,10 @@ impl Ask<'_> {
             Hold::Calls(choice) => Some(grammars.tool_calls(self.tools.unwrap_or(&none), choice)?),
             Hold::Schema(schema) => Some(grammars.json_schema(schema)?),
             Hold::Object => Some(grammars.json_object()?),
+            Hold::CallsOr(schema) => match self.tools.filter(|tools| !tools.is_empty()) {
+                Some(tools) => Some(grammars.calls_or_schema(tools, schema)?),
+                None => Some(grammars.json_schema(schema)?),
+            },
         })
     }
 

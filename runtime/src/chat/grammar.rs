@@ -37,6 +37,12 @@ pub enum GrammarError {
         /// What it is.
         what: String,
     },
+    /// A definition with something that cannot be kept to token by token.
+    #[error("a call cannot be held to its definition: {what}")]
+    Definition {
+        /// What it is.
+        what: String,
+    },
     /// Calls are to be held to definitions, but there are none, or not this one.
     #[error("there is no function `{name}` that a call could be held to")]
     Function {
@@ -117,7 +123,7 @@ impl Grammars {
     /// A schema that is none, or uses what cannot be kept to (`not`, `if`, remote references and the like).
     pub fn json_schema(&self, schema: &Value) -> Result<Constraint, GrammarError> {
         let grammar = format!("start: /\\n{{0,2}}/ json\njson: %json {}\n", spaced(schema));
-        Ok(self.constraint(self.matcher(grammar)?, Parameters::new(), false))
+        Ok(self.constraint(self.matcher(grammar)?, Watch::new(Parameters::new(), false), false))
     }
 
     /// Any JSON object.
@@ -141,8 +147,8 @@ impl Grammars {
             ToolChoice::Function(_) => format!("start: /\\n{{0,2}}/ <[{open}]> rest\n"),
         };
         let (calls, parameters) = self.calls(tools, choice)?;
-        let matcher = self.matcher(start + &calls)?;
-        Ok(self.constraint(matcher, parameters, *choice == ToolChoice::Auto))
+        let matcher = self.matcher(start + &calls).map_err(of_definition)?;
+        Ok(self.constraint(matcher, Watch::new(parameters, true), *choice == ToolChoice::Auto))
     }
 
     /// Tool calls, or else JSON that fits a schema.
@@ -155,8 +161,11 @@ impl Grammars {
             "start: /\\n{{0,2}}/ (json | <[{open}]> rest (\"\\n\" <[{open}]> rest)*)\njson: %json {}\n",
             spaced(schema)
         );
+        // What is wrong with it is not the functions' fault.
+        self.json_schema(schema)?;
         let (calls, parameters) = self.calls(tools, &ToolChoice::Auto)?;
-        Ok(self.constraint(self.matcher(start + &calls)?, parameters, false))
+        let matcher = self.matcher(start + &calls).map_err(of_definition)?;
+        Ok(self.constraint(matcher, Watch::new(parameters, true), false))
     }
 
     fn tags(&self) -> Result<(u32, u32), GrammarError> {
@@ -184,8 +193,7 @@ impl Grammars {
         Ok((grammar, parameters))
     }
 
-    fn constraint(&self, fresh: Matcher, parameters: Parameters, waits: bool) -> Constraint {
-        let watch = Watch::new(parameters);
+    fn constraint(&self, fresh: Matcher, watch: Watch, waits: bool) -> Constraint {
         Constraint {
             matcher: fresh.deep_clone(),
             fresh,
@@ -250,6 +258,13 @@ fn bound(schema: &mut Value) {
         }
         Value::Array(all) => all.iter_mut().for_each(bound),
         _ => {}
+    }
+}
+
+fn of_definition(error: GrammarError) -> GrammarError {
+    match error {
+        GrammarError::Schema { what } => GrammarError::Definition { what },
+        other => other,
     }
 }
 

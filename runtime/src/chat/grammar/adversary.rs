@@ -178,6 +178,55 @@ fn the_worst_of_samplers_gives_calls_that_fit() {
     }
 }
 
+/// An answer is all calls, or all JSON of the schema; no string of it can be taken for a call.
+#[test]
+fn the_worst_of_samplers_calls_or_says_what_fits() {
+    let tokenizer = tokenizer();
+    let grammars = grammars(&tokenizer);
+    let tools = Tools::new(vec![json!({"name": "f", "parameters": {"required": ["a"], "properties": {
+        "a": {"type": "string", "maxLength": 20}}}})])
+    .unwrap();
+    let schema = json!({"type": "object", "required": ["b"], "additionalProperties": false,
+        "properties": {"b": {"type": "string", "maxLength": 60}}});
+    let mut constraint = grammars.calls_or_schema(&tools, &schema).unwrap();
+    let mut seen = [0; 2];
+    let mut check = |text: &str| {
+        let (mut parser, mut calls, mut rest) = (ToolParser::new(&tools), 0, String::new());
+        let mut emit = |event| match event {
+            ToolEvent::Call(call) => calls += usize::from(chars(&call.arguments["a"]).is_some_and(|n| n <= 20)),
+            ToolEvent::Text(text) => rest.push_str(&text),
+            ToolEvent::Refused { .. } => panic!("{text:?}"),
+        };
+        parser.push(text, &mut emit);
+        parser.finish(&mut emit);
+        if calls == 0 {
+            let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{text:?}: {e}"));
+            assert!(chars(&value["b"]).is_some_and(|n| n <= 60), "{text}");
+        } else {
+            assert_eq!(rest.trim(), "", "{text}");
+        }
+        seen[usize::from(calls == 0)] += 1;
+    };
+    for sampler in (1..40).flat_map(|seed| [Sampler::Random(seed), Sampler::Tags(seed)]) {
+        constraint.reset();
+        // An answer of many calls may be left at any of their ends.
+        if let Ok(text) = drawn(&mut constraint, &tokenizer, sampler, 800) {
+            check(&text);
+        }
+    }
+    assert!(seen[0] > 3 && seen[1] > 3, "{seen:?}");
+    constraint.reset();
+    assert!(follows(&mut constraint, &tokenizer, "{\"b\": \"<tool_calls> "));
+    let spelled: Vec<u32> = "<tool_call>".chars().flat_map(|c| tokenizer.encode(&c.to_string()).unwrap()).collect();
+    let mut allowed = TokenSet::new(VOCAB);
+    let (last, all) = spelled.split_last().unwrap();
+    for &token in all {
+        constraint.accept(token).unwrap();
+    }
+    constraint.mask(&mut allowed).unwrap();
+    assert!(!allowed.contains(*last), "its letters make a call");
+}
+
 /// The arguments of all calls; there must be nothing else.
 fn calls(tools: &Tools, text: &str) -> Vec<Map<String, Value>> {
     let (mut parser, mut found) = (ToolParser::new(tools), Vec::new());

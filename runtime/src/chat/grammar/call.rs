@@ -20,7 +20,7 @@ pub(super) const RULES: &str = "END: /(?s:.*)<\\/parameter>(?s:.*)/\n";
 
 /// Writes the rules of a function, the `i`th. Gives its parameters whose values may be JSON.
 pub(super) fn function(grammar: &mut String, i: usize, tool: &Tool) -> Result<Vec<String>, GrammarError> {
-    let refused = |what: String| GrammarError::Schema { what: format!("function `{}`: {what}", tool.name) };
+    let refused = |what: String| GrammarError::Definition { what: format!("function `{}`: {what}", tool.name) };
     if let Some(name) = BESIDE.iter().find(|name| tool.parameters.contains_key(**name)) {
         return Err(refused(format!("calls cannot be held to `{name}` of its parameters")));
     }
@@ -298,7 +298,7 @@ impl Text {
 fn whole(pattern: &str) -> Result<String, String> {
     let mut body = pattern;
     let begins = body.strip_prefix('^').map(|rest| body = rest).is_some();
-    let escaped = |text: &str| text.len() - text.trim_end_matches('\\').len() & 1 == 1;
+    let escaped = |text: &str| (text.len() - text.trim_end_matches('\\').len()) & 1 == 1;
     let ends = body.strip_suffix('$').filter(|rest| !escaped(rest)).map(|rest| body = rest).is_some();
     let (mut depth, mut class, mut quoted, mut odd) = (0_usize, false, false, false);
     for c in body.chars() {

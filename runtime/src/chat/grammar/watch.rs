@@ -1,4 +1,5 @@
-//! What the automaton cannot be asked for: that numbers have an end, and that no string of a call ends its value.
+//! What the automaton cannot be asked for: that numbers have an end, and that no string is taken for a tag of the format.
+//! One of a call could end its value, one of an answer begin a call.
 //!
 //! Digits of a fraction or of an exponent may go on for ever by every schema, and a model that is held to something
 //! unfamiliar likes to. So the text is followed, and where a number is long enough, it has to end; its exponent is one that
@@ -11,7 +12,9 @@ const NUMBER: usize = 40;
 /// Digits of an exponent. With those of the number it stays below 1.8e308.
 const EXPONENT: usize = 2;
 
+/// Tags that a string must not have in it: of a call, and of an answer that may be one instead.
 const CLOSE: &[u8] = b"</parameter>";
+const OPEN: &[u8] = b"<tool_call>";
 
 /// Functions and their parameters that may be JSON.
 pub(super) type Parameters = BTreeSet<(String, String)>;
@@ -21,7 +24,7 @@ pub(super) type Parameters = BTreeSet<(String, String)>;
 enum Json {
     #[default]
     Between,
-    /// Bytes of `</parameter>` that the string's end may be the beginning of.
+    /// Bytes of the tag that the string's end may be the beginning of.
     String { escaped: bool, tag: usize },
     Number {
         bytes: usize,
@@ -31,12 +34,12 @@ enum Json {
 }
 
 impl Json {
-    fn push(self, byte: u8) -> Json {
+    fn push(self, byte: u8, end: &[u8]) -> Json {
         match (self, byte) {
             (Json::String { escaped: true, .. }, _) => Json::String { escaped: false, tag: 0 },
             (Json::String { .. }, b'\\') => Json::String { escaped: true, tag: 0 },
             (Json::String { .. }, b'"') => Json::Between,
-            (Json::String { tag, .. }, _) => Json::String { escaped: false, tag: follow(tag, byte) },
+            (Json::String { tag, .. }, _) => Json::String { escaped: false, tag: follow(end, tag, byte) },
             (Json::Number { bytes, .. }, b'e' | b'E') => Json::Number { bytes: bytes + 1, exponent: Some(0) },
             (Json::Number { bytes, exponent }, b'0'..=b'9') => {
                 Json::Number { bytes: bytes + 1, exponent: exponent.map(|digits| digits + 1) }
@@ -49,20 +52,20 @@ impl Json {
     }
 
     /// Whether a number is longer than it may be, or a string has the tag in it that ends the value.
-    fn is_too_long(self, tags: bool) -> bool {
+    fn is_too_long(self, end: &[u8]) -> bool {
         match self {
             Json::Between => false,
-            Json::String { tag, .. } => tags && tag == CLOSE.len(),
+            Json::String { tag, .. } => tag > 0 && tag == end.len(),
             Json::Number { bytes, exponent } => bytes > NUMBER || exponent.is_some_and(|digits| digits > EXPONENT),
         }
     }
 }
 
-/// How much of the closing tag there is with another byte.
-fn follow(tag: usize, byte: u8) -> usize {
-    match CLOSE.get(tag) {
+/// How much of a tag there is with another byte. Only its first one is `<`.
+fn follow(end: &[u8], tag: usize, byte: u8) -> usize {
+    match end.get(tag) {
         Some(&next) if next == byte => tag + 1,
-        _ => usize::from(byte == CLOSE[0]),
+        _ => usize::from(end.first() == Some(&byte)),
     }
 }
 
@@ -86,17 +89,20 @@ pub(super) struct Watch {
     place: Place,
     /// Whether it is a call.
     call: bool,
+    /// What no string may have in it.
+    end: &'static [u8],
 }
 
 impl Watch {
-    /// Of JSON, until a call begins.
-    pub(super) fn new(parameters: Parameters) -> Watch {
-        Watch { parameters, function: String::new(), place: Place::Json(Json::Between), call: false }
+    /// Of JSON, until a call begins, if there may be `calls`.
+    pub(super) fn new(parameters: Parameters, calls: bool) -> Watch {
+        let end = if calls { OPEN } else { &[] };
+        Watch { parameters, function: String::new(), place: Place::Json(Json::Between), call: false, end }
     }
 
     /// A call begins.
     pub(super) fn call(&mut self) {
-        self.call = true;
+        (self.call, self.end) = (true, CLOSE);
         self.place = Place::Tags(Vec::new());
     }
 
@@ -109,18 +115,18 @@ impl Watch {
         match &mut self.place {
             Place::Json(json) => {
                 let inside = matches!(json, Json::String { .. });
-                *json = json.push(byte);
+                *json = json.push(byte, self.end);
                 if self.call && !inside && byte == b'<' {
                     self.place = Place::Tags(vec![byte]);
                 }
             }
             Place::Value => match byte {
                 b' ' | b'\n' | b'\r' | b'\t' => {}
-                b'-' | b'0'..=b'9' | b'[' | b'{' | b'"' => self.place = Place::Json(Json::Between.push(byte)),
-                _ => self.place = Place::Text(follow(0, byte)),
+                b'-' | b'0'..=b'9' | b'[' | b'{' | b'"' => self.place = Place::Json(Json::Between.push(byte, self.end)),
+                _ => self.place = Place::Text(follow(CLOSE, 0, byte)),
             },
             Place::Text(tag) => {
-                *tag = follow(*tag, byte);
+                *tag = follow(CLOSE, *tag, byte);
                 if *tag == CLOSE.len() {
                     self.place = Place::Tags(Vec::new());
                 }
@@ -143,7 +149,7 @@ impl Watch {
     pub(super) fn is_wary(&self) -> bool {
         match self.place {
             Place::Json(Json::Number { .. }) => true,
-            Place::Json(Json::String { escaped: false, tag }) => self.call && tag > 0,
+            Place::Json(Json::String { tag, .. }) => tag > 0,
             _ => false,
         }
     }
@@ -152,8 +158,8 @@ impl Watch {
     pub(super) fn forbids(&self, bytes: &[u8]) -> bool {
         let Place::Json(mut json) = self.place else { return false };
         bytes.iter().any(|&byte| {
-            json = json.push(byte);
-            json.is_too_long(self.call)
+            json = json.push(byte, self.end);
+            json.is_too_long(self.end)
         })
     }
 }
@@ -163,7 +169,7 @@ mod tests {
     use super::*;
 
     fn watch(call: bool, text: &str) -> Watch {
-        let mut watch = Watch::new(Parameters::from([("f".to_owned(), "x".to_owned())]));
+        let mut watch = Watch::new(Parameters::from([("f".to_owned(), "x".to_owned())]), true);
         if call {
             watch.call();
         }
@@ -186,6 +192,8 @@ mod tests {
             ("{\"a1e1111", "1", false),
             ("{\"a\\\"", "1e111", false),
             ("{\"a\\\"\": ", "1e111", true),
+            ("{\"a\": \"<tool_", "call>", true),
+            ("{\"a\": \"<tool_", "calls>", false),
         ] {
             assert_eq!(watch(false, text).forbids(next.as_bytes()), forbidden, "{text} {next}");
         }
