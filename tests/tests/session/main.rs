@@ -5,6 +5,7 @@
 mod answers;
 mod broken_off;
 mod faults;
+mod guesses;
 mod room;
 mod stored;
 mod turns;
