@@ -258,7 +258,7 @@ fn functions_are_called_and_their_results_go_back() {
     assert!(failed.stderr.contains("--tool-command false: it ended with"), "{failed:?}");
     assert!(failed.stdout.contains("-> add {") && failed.stdout.contains("<- add Error:"), "{failed:?}");
     // What is no call is held to a schema.
-    let both = json(&["--prompt", "What is 3 + 4?", "--tools", &tools, "--json-object", "--max-new", "40"]);
+    let both = json(&["--prompt", "What is 3 + 4?", "--tools", &tools, "--json-object", "--max-new", "120"]);
     let last = answer(&both);
     let object = last["text"].as_str().unwrap();
     assert!(!last["calls"].as_array().unwrap().is_empty() || object.trim_start().starts_with('{'), "{both}");
